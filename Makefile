@@ -1,0 +1,57 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+# Compiled modules make every start of `yard` faster.
+unexport PYTHONDONTWRITEBYTECODE
+
+UV_VERSION := 0.13.8
+PYTHON ?= python3.11
+UV := .tools/bin/uv
+VENV := .venv
+export UV_COMPILE_BYTECODE := 1
+export UV_PYTHON_DOWNLOADS := never
+READY := $(VENV)/.ready
+
+.PHONY: help run up test lint format proto bench setup clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
+
+$(UV):
+	$(PYTHON) -m venv .tools
+	.tools/bin/pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+
+$(READY): $(UV) uv.lock pyproject.toml $(wildcard libs/*/pyproject.toml services/*/pyproject.toml)
+	$(UV) sync --frozen --python $(PYTHON)
+	$(VENV)/bin/python -m compileall -q libs services
+	@touch $@
+
+setup: $(READY)  ## make .venv with everything the project needs
+
+run: $(READY)  ## train the digits example: the main job, end to end
+	$(VENV)/bin/yard run examples/digits/job.yaml
+
+up: $(READY)  ## start a yard on this machine and leave it running
+	$(VENV)/bin/yard up
+
+test: $(READY) lint  ## run every check and every test
+	$(VENV)/bin/python -m pytest
+
+lint: $(READY)  ## formatting, lint, types, dependency directions, generated code
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy libs services
+	$(VENV)/bin/lint-imports
+	scripts/codegen --check
+
+format: $(READY)  ## format the sources
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+proto: $(READY)  ## generate libs/protos from proto/
+	scripts/codegen
+
+bench: $(READY)  ## run every benchmark
+	@for b in scripts/bench/[a-z]*.py; do echo "== $$b"; $(VENV)/bin/python $$b || exit 1; done
+
+clean:  ## remove what make built
+	rm -rf $(VENV) .tools
