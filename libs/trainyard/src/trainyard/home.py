@@ -1,0 +1,96 @@
+"""The folder in which a yard keeps everything, and how processes of this machine find the yard and each other.
+
+The standard library alone: the agent and every command read this before anything else is imported.
+
+A process is named by pid, start time and boot id together, because a pid alone is reused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+YARD_FILE = "yard.json"
+TOKEN_FILE = "token"
+_START_TIME_FIELD = 22  # of /proc/<pid>/stat, counted from 1 as in proc(5)
+_STATE_FIELD = 3
+
+
+@dataclass(frozen=True, slots=True)
+class YardFile:
+    """What `yard.json` says: the yard that serves this home, and the process it is."""
+
+    endpoint: str
+    pid: int
+    start_time: int
+    boot_id: str
+    version: str
+    ephemeral: bool
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that wrote the file still runs."""
+        return is_alive(self.pid, self.start_time, self.boot_id)
+
+
+def home() -> Path:
+    """The yard's folder: `TRAINYARD_HOME`, or `~/.trainyard`. It need not exist yet."""
+    configured = os.environ.get("TRAINYARD_HOME")
+    return Path(configured).expanduser().absolute() if configured else Path.home() / ".trainyard"
+
+
+def read_endpoint(home: Path) -> YardFile | None:
+    """The yard that serves `home` now, or None when there is none (never started, stopped, or killed)."""
+    try:
+        fields = json.loads((home / YARD_FILE).read_bytes())
+        found = YardFile(**{name: fields[name] for name in YardFile.__slots__})
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None
+    return found if found.alive else None
+
+
+def write_endpoint(home: Path, yard: YardFile) -> None:
+    """Publishes the yard that serves `home`; readers see the old file or the new one, never a part."""
+    draft = home / f"{YARD_FILE}.{os.getpid()}"
+    draft.write_text(json.dumps(asdict(yard)) + "\n")
+    draft.rename(home / YARD_FILE)
+
+
+def token(home: Path) -> str:
+    """The bearer token of the yard in `home`.
+
+    Raises:
+        FileNotFoundError: no yard was ever started there.
+    """
+    return (home / TOKEN_FILE).read_text().strip()
+
+
+def boot_id() -> str:
+    """An id of this boot of the machine; "" where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def process_start_time(pid: int) -> int | None:
+    """When `pid` was started, in clock ticks since boot; None when there is no such process, or only its zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The command, in parentheses, may itself hold spaces and parentheses.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    if fields[_STATE_FIELD - 3] in "ZX":
+        return None
+    return int(fields[_START_TIME_FIELD - 3])
+
+
+def is_alive(pid: int, start_time: int, boot_id: str) -> bool:
+    """Whether the very process that had this pid, start time and boot id still runs."""
+    return boot_id == _current_boot_id() and process_start_time(pid) == start_time
+
+
+_current_boot_id = boot_id  # `is_alive` has a parameter of that name
