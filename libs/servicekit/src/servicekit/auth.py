@@ -1,0 +1,214 @@
+"""Who is calling: users by the yard's bearer token, attempts by a signed token that names job, attempt and fence.
+
+Every service verifies both offline. The attempt token is a JWT signed with Ed25519 by the launcher; services need its public
+key alone.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from servicekit.errors import PermissionDenied, Unauthenticated
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+_ISSUER = "trainyard"
+_ALGORITHM = "EdDSA"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The caller of a method."""
+
+    kind: Literal["user", "attempt"]
+    workspace: str = ""  # "" for a user: every workspace
+    job_id: str = ""
+    attempt_id: str = ""
+    fence: int = 0
+
+
+_principal: ContextVar[Principal] = ContextVar("principal")
+
+
+def current_principal() -> Principal:
+    """The caller of the method that runs now.
+
+    Raises:
+        Unauthenticated: outside of a call that was authenticated.
+    """
+    try:
+        return _principal.get()
+    except LookupError:
+        raise Unauthenticated("this call carries no identity", reason="NoIdentity") from None
+
+
+def set_principal(principal: Principal) -> None:
+    """Set by the server for the call that runs now."""
+    _principal.set(principal)
+
+
+def require_user() -> Principal:
+    """The caller, who must be a user.
+
+    Raises:
+        PermissionDenied: the caller is an attempt.
+    """
+    principal = current_principal()
+    if principal.kind != "user":
+        raise PermissionDenied(
+            "an attempt's token may not call this method", reason="UserOnly", hint="use the token in TRAINYARD_HOME/token"
+        )
+    return principal
+
+
+def require_workspace(workspace: str) -> str:
+    """The workspace a call is about ("" means default), which the caller must be allowed to use.
+
+    Raises:
+        PermissionDenied: the caller's token is for another workspace.
+    """
+    wanted = workspace or "default"
+    principal = current_principal()
+    if principal.workspace and principal.workspace != wanted:
+        raise PermissionDenied(
+            f"this token is for workspace '{principal.workspace}', not '{wanted}'", reason="WrongWorkspace"
+        )
+    return wanted
+
+
+def _create_private(path: Path, content: bytes) -> bytes:
+    """Content of a file that only its owner may read, made at first use. Safe when two processes start at once."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return path.read_bytes()
+    finally:
+        temporary.unlink()
+    return content
+
+
+def bearer_token(home: Path) -> str:
+    """The users' token of this yard, made at first start, readable by its owner alone."""
+    path = home / "token"
+    if path.exists():
+        return path.read_text().strip()
+    return _create_private(path, secrets.token_urlsafe(32).encode()).decode().strip()
+
+
+class AttemptTokens:
+    """Mints and verifies attempt tokens."""
+
+    def __init__(self, private_key: Ed25519PrivateKey) -> None:
+        self._private_key = private_key
+        self._public_key = private_key.public_key()
+
+    @classmethod
+    def load_or_create(cls, home: Path) -> AttemptTokens:
+        """The key of this yard (`attempt.key`, mode 0600), made at first start."""
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        path = home / "attempt.key"
+        if path.exists():
+            pem = path.read_bytes()
+        else:
+            pem = _create_private(
+                path,
+                Ed25519PrivateKey.generate().private_bytes(
+                    serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                ),
+            )
+        key = serialization.load_pem_private_key(pem, password=None)
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ValueError(f"{path} does not hold an Ed25519 key: move it away and start again")
+        return cls(key)
+
+    def mint(self, workspace: str, job_id: str, attempt_id: str, fence: int, ttl_s: float) -> tuple[str, int]:
+        """A token for one attempt, and when it expires (nanoseconds since the epoch)."""
+        import jwt
+
+        expires_s = time.time() + ttl_s
+        claims = {
+            "iss": _ISSUER,
+            "sub": attempt_id,
+            "exp": expires_s,
+            "ws": workspace,
+            "job": job_id,
+            "fence": fence,
+        }
+        return jwt.encode(claims, self._private_key, algorithm=_ALGORITHM), int(expires_s * 1e9)
+
+    def verify(self, token: str) -> Principal:
+        """The attempt a token was minted for.
+
+        Raises:
+            Unauthenticated: it is not ours, was changed, or has expired.
+        """
+        import jwt
+
+        try:
+            claims = jwt.decode(
+                token,
+                self._public_key,
+                algorithms=[_ALGORITHM],
+                issuer=_ISSUER,
+                options={"require": ["exp", "iss", "sub"]},
+            )
+            return Principal("attempt", str(claims["ws"]), str(claims["job"]), str(claims["sub"]), int(claims["fence"]))
+        except (jwt.PyJWTError, KeyError, ValueError) as error:
+            raise Unauthenticated(f"attempt token refused: {error}", reason="BadAttemptToken") from error
+
+
+class Authenticator:
+    """Turns the `authorization` metadata of a call into a principal."""
+
+    def __init__(self, bearer: str, tokens: AttemptTokens) -> None:
+        self._bearer = bearer.encode()
+        self._tokens = tokens
+        self._verified: dict[str, tuple[Principal, float]] = {}
+
+    def authenticate(self, header: str) -> Principal:
+        """The caller.
+
+        Raises:
+            Unauthenticated: no token, or not one of this yard's.
+        """
+        scheme, _, token = header.partition(" ")
+        if scheme.lower() != "bearer" or not token:
+            raise Unauthenticated(
+                "this call carries no bearer token", reason="NoToken", hint="send 'authorization: Bearer <token>'; the token is in TRAINYARD_HOME/token"
+            )
+        if hmac.compare_digest(token.encode(), self._bearer):
+            return Principal("user")
+        if token.count(".") != 2:
+            raise Unauthenticated(
+                "this is not the yard's token", reason="BadToken", hint="read it again from TRAINYARD_HOME/token: each home has its own"
+            )
+        return self._verify_attempt(token)
+
+    def _verify_attempt(self, token: str) -> Principal:
+        # Agents call often with the same token; a signature is checked once a minute.
+        known = self._verified.get(token)
+        now = time.monotonic()
+        if known and known[1] > now:
+            return known[0]
+        principal = self._tokens.verify(token)
+        if len(self._verified) > 10_000:
+            self._verified.clear()
+        self._verified[token] = (principal, now + 60)
+        return principal

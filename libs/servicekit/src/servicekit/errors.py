@@ -1,0 +1,121 @@
+"""Errors that services raise, one class per gRPC status.
+
+    ServiceError
+    ├── InvalidArgument     ├── NotFound            ├── AlreadyExists
+    ├── FailedPrecondition  ├── Aborted             ├── OutOfRange
+    ├── PermissionDenied    ├── Unauthenticated     ├── ResourceExhausted
+    ├── Unavailable         ├── DeadlineExceeded    ├── DataLoss
+    └── Internal
+
+A servicer raises one; the server's interceptor sends its status, and in trailing metadata an `ErrorInfo` (stable reason and
+hint) and the `Problems` of a refused document, which the client turns back into its own errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import grpc
+from trainyard_protos.v1 import common_pb2
+
+ERROR_KEY = "trainyard-error-bin"
+PROBLEMS_KEY = "trainyard-problems-bin"
+
+
+class ServiceError(Exception):
+    """Root of all errors a service reports to its caller.
+
+    Args:
+        message: what is wrong and where.
+        reason: stable CamelCase code, for programs.
+        hint: what the caller can do next.
+        fields: facts a program may want, as text.
+        problems: what is wrong with a document, all at once.
+    """
+
+    code = grpc.StatusCode.UNKNOWN
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str,
+        hint: str = "",
+        fields: Mapping[str, str] | None = None,
+        problems: Sequence[common_pb2.Problem] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+        self.hint = hint
+        self.fields = dict(fields or {})
+        self.problems = tuple(problems)
+
+    def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        """What travels beside the status."""
+        info = common_pb2.ErrorInfo(reason=self.reason, hint=self.hint, fields=self.fields)
+        metadata = [(ERROR_KEY, info.SerializeToString())]
+        if self.problems:
+            metadata.append((PROBLEMS_KEY, common_pb2.Problems(problems=self.problems).SerializeToString()))
+        return tuple(metadata)
+
+
+class InvalidArgument(ServiceError):
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+
+class NotFound(ServiceError):
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class AlreadyExists(ServiceError):
+    code = grpc.StatusCode.ALREADY_EXISTS
+
+
+class FailedPrecondition(ServiceError):
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Aborted(ServiceError):
+    code = grpc.StatusCode.ABORTED
+
+
+class OutOfRange(ServiceError):
+    code = grpc.StatusCode.OUT_OF_RANGE
+
+
+class PermissionDenied(ServiceError):
+    code = grpc.StatusCode.PERMISSION_DENIED
+
+
+class Unauthenticated(ServiceError):
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
+class ResourceExhausted(ServiceError):
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class Unavailable(ServiceError):
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class DeadlineExceeded(ServiceError):
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+class DataLoss(ServiceError):
+    code = grpc.StatusCode.DATA_LOSS
+
+
+class Internal(ServiceError):
+    code = grpc.StatusCode.INTERNAL
+
+
+def reason_of(error: grpc.RpcError) -> str:
+    """The stable reason a service gave, or "" when the error has none (for instance, a broken connection)."""
+    metadata = error.trailing_metadata() or () if hasattr(error, "trailing_metadata") else ()
+    for key, value in metadata:
+        if key == ERROR_KEY:
+            return common_pb2.ErrorInfo.FromString(value).reason
+    return ""

@@ -1,0 +1,165 @@
+"""The gRPC server every service runs behind: authentication, errors, limits, health, TLS."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from servicekit.auth import Authenticator, set_principal
+from servicekit.channel import OPTIONS, is_loopback
+from servicekit.errors import Internal, ServiceError
+
+logger = logging.getLogger(__name__)
+
+_OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Certificate chain and private key of the server, PEM files."""
+
+    certificate: Path
+    key: Path
+
+
+class Calls:
+    """Counts and times every call."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.handled = Counter("trainyard_grpc_calls", "Calls by method and status", ["method", "code"], registry=registry)
+        self.seconds = Histogram("trainyard_grpc_call_seconds", "Time of unary calls", ["method"], registry=registry)
+
+
+class _Guard(grpc.aio.ServerInterceptor):
+    """Wraps each method: who is calling first, then the method, then its errors as statuses."""
+
+    def __init__(self, authenticator: Authenticator, calls: Calls) -> None:
+        self._authenticator = authenticator
+        self._calls = calls
+        self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        method = str(details.method)
+        known = self._wrapped.get(method)
+        if known is not None:
+            return known
+        handler = await continuation(details)
+        if handler is None or method in _OPEN_METHODS:
+            return handler
+        wrapped = self._wrap(method, handler)
+        self._wrapped[method] = wrapped
+        return wrapped
+
+    def _wrap(self, method: str, handler: Any) -> Any:
+        if handler.response_streaming:
+            behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
+            make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+            wrapped: Callable[..., Any] = self._streaming(method, behaviour)
+        else:
+            behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
+            make = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+            wrapped = self._unary(method, behaviour)
+        return make(wrapped, handler.request_deserializer, handler.response_serializer)
+
+    def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        header = ""
+        for key, value in context.invocation_metadata() or ():
+            if key == "authorization":
+                header = value if isinstance(value, str) else value.decode(errors="replace")
+        set_principal(self._authenticator.authenticate(header))
+
+    def _unary(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        seconds = self._calls.seconds.labels(method)
+        done = self._calls.handled.labels(method, "OK")
+
+        @functools.wraps(behaviour)
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            started = time.perf_counter()
+            try:
+                self._admit(context)
+                response = await behaviour(request, context)
+            except Exception as error:
+                await self._fail(method, error, context)
+                raise AssertionError("abort raises") from error
+            seconds.observe(time.perf_counter() - started)
+            done.inc()
+            return response
+
+        return call
+
+    def _streaming(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+        done = self._calls.handled.labels(method, "OK")
+
+        @functools.wraps(behaviour)
+        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            try:
+                self._admit(context)
+                responses = behaviour(request, context)
+                if inspect.isawaitable(responses):  # a servicer that writes through the context
+                    await responses
+                else:
+                    async for response in responses:
+                        yield response
+            except Exception as error:
+                await self._fail(method, error, context)
+            done.inc()
+
+        return call
+
+    async def _fail(self, method: str, error: Exception, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error
+        if not isinstance(error, ServiceError):
+            logger.error("unexpected error in a method", extra={"method": method}, exc_info=error)
+            error = Internal(
+                f"{type(error).__name__} in {method}", reason="Internal", hint="this is a defect: the yard's log has the details"
+            )
+        self._calls.handled.labels(method, error.code.name).inc()
+        await context.abort(error.code, error.message, trailing_metadata=error.trailing_metadata())
+
+
+def build(
+    authenticator: Authenticator, registry: CollectorRegistry, max_concurrent: int | None = None
+) -> grpc.aio.Server:
+    """A server without a port. Register services, `listen`, then start it."""
+    options = (
+        *OPTIONS,
+        ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server on it
+        ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    )
+    return grpc.aio.server(
+        interceptors=[_Guard(authenticator, Calls(registry))], options=options, maximum_concurrent_rpcs=max_concurrent
+    )
+
+
+def listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None) -> int:
+    """Binds the server; returns the port (a free one for 0).
+
+    Raises:
+        ValueError: the address is beyond loopback and there is no certificate.
+        RuntimeError: the port is taken.
+    """
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if tls is not None:
+        credentials = grpc.ssl_server_credentials([(tls.key.read_bytes(), tls.certificate.read_bytes())])
+        bound = server.add_secure_port(address, credentials)
+    elif not is_loopback(host):
+        raise ValueError(
+            f"refusing to listen on {address} without TLS: tokens would travel in plaintext. "
+            "Give --tls-cert and --tls-key, or listen on 127.0.0.1"
+        )
+    else:
+        bound = server.add_insecure_port(address)
+    if not bound:
+        raise RuntimeError(f"cannot listen on {address}: is the port taken?")
+    return int(bound)

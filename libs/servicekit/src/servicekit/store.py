@@ -1,0 +1,189 @@
+"""A service's database: one writer with group commit, a few readers.
+
+Closures handed to `write` queue up; the writer thread runs all that wait in one transaction, each in a savepoint of its own, commits
+once, and only then resolves their futures. Whoever awaits a write has it on disk. One fsync serves all that came together,
+which is what makes thousands of small writes a second possible on SQLite with `synchronous=FULL`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import sqlalchemy
+from sqlalchemy import event
+from sqlmodel import Session
+
+from servicekit.errors import ResourceExhausted, Unavailable
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection, Engine
+
+T = TypeVar("T")
+
+_MAX_WAITING = 20_000
+_MAX_GROUP = 256
+
+_Write = tuple[Callable[[Session], Any], "Future[Any]"]
+
+
+def _engine(url: str) -> Engine:
+    if not url.startswith("sqlite"):
+        return sqlalchemy.create_engine(url, pool_pre_ping=True)
+    engine = sqlalchemy.create_engine(url, connect_args={"check_same_thread": False, "timeout": 30})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # transactions are begun below, not by the driver
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "busy_timeout=30000"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        mode = "IMMEDIATE" if connection.get_execution_options().get("writer") else "DEFERRED"
+        connection.exec_driver_sql(f"BEGIN {mode}")
+
+    return engine
+
+
+class Store:
+    """The tables of one service.
+
+    Args:
+        url: `sqlite:///path` or `postgresql+psycopg://...`.
+        migrations: folder with the service's Alembic environment (`versions/`).
+        name: of the service, for thread names and errors.
+    """
+
+    def __init__(self, url: str, *, migrations: Path, name: str, readers: int = 4) -> None:
+        self._url = url
+        self._migrations = migrations
+        self._name = name
+        self._engine: Engine | None = None
+        self._waiting: queue.Queue[_Write | None] = queue.Queue(_MAX_WAITING)
+        self._readers = ThreadPoolExecutor(readers, thread_name_prefix=f"{name}-read")
+        self._writer = threading.Thread(target=self._write_loop, name=f"{name}-write", daemon=True)
+
+    async def open(self) -> None:
+        """Connects, migrates the schema when its version differs, starts the writer."""
+        await asyncio.get_running_loop().run_in_executor(self._readers, self._open)
+
+    def _open(self) -> None:
+        from servicekit.migrate import upgrade
+
+        if self._url.startswith("sqlite:///"):
+            Path(self._url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._engine = _engine(self._url)
+        upgrade(self._engine, self._migrations)
+        self._writer.start()
+
+    @property
+    def engine(self) -> Engine:
+        """The SQLAlchemy engine, for tools; services use `read` and `write`."""
+        if self._engine is None:
+            raise RuntimeError(f"the store of {self._name} is not open")
+        return self._engine
+
+    async def write(self, change: Callable[[Session], T]) -> T:
+        """Runs a change in the writer's transaction; returns its value once it is committed.
+
+        The change must not call other services or wait. When it raises, only its own writes are undone.
+
+        Raises:
+            ResourceExhausted: too many writes wait already.
+            Unavailable: the commit failed (disk full, database gone): nothing of the change is stored.
+        """
+        future: Future[T] = Future()
+        try:
+            self._waiting.put_nowait((change, future))
+        except queue.Full:
+            raise ResourceExhausted(
+                f"{self._name}: {_MAX_WAITING} writes wait already", reason="WriteQueueFull", hint="try again in a few seconds"
+            ) from None
+        return await asyncio.wrap_future(future)
+
+    async def read(self, query: Callable[[Session], T]) -> T:
+        """Runs a query on a reader thread, in a transaction that sees everything committed before it."""
+
+        def run() -> T:
+            with Session(self.engine) as session:
+                return query(session)
+
+        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+
+    async def close(self) -> None:
+        """Finishes the writes that wait, then disconnects."""
+        loop = asyncio.get_running_loop()
+        if self._writer.is_alive():
+            await loop.run_in_executor(None, self._waiting.put, None)
+            await loop.run_in_executor(None, self._writer.join)
+        self._readers.shutdown(wait=True)
+        if self._engine is not None:
+            self._engine.dispose()
+
+    def _write_loop(self) -> None:
+        while True:
+            group = self._take_group()
+            if group:
+                self._commit(group)
+            if self._stopping:
+                return
+
+    _stopping = False
+
+    def _take_group(self) -> list[_Write]:
+        group: list[_Write] = []
+        entry = self._waiting.get()
+        while True:
+            if entry is None:
+                self._stopping = True
+                return group
+            if entry[1].set_running_or_notify_cancel():
+                group.append(entry)
+            if len(group) >= _MAX_GROUP:
+                return group
+            try:
+                entry = self._waiting.get_nowait()
+            except queue.Empty:
+                return group
+
+    def _commit(self, group: list[_Write]) -> None:
+        outcomes: list[tuple[Future[Any], Any, BaseException | None]] = []
+        try:
+            with self.engine.connect() as raw:
+                connection = raw.execution_options(writer=True)
+                with connection.begin(), Session(connection, join_transaction_mode="create_savepoint") as session:
+                    for change, future in group:
+                        outcomes.append((future, *_run(session, change)))
+        except Exception as error:
+            failure = Unavailable(
+                f"{self._name}: the database did not take the change: {error}", reason="StorageFailed", hint="nothing of it is stored; free the disk or bring the database back, then try again"
+            )
+            for _, future in group:
+                future.set_exception(failure)
+            return
+        for future, value, raised in outcomes:
+            if raised is not None:
+                future.set_exception(raised)
+            else:
+                future.set_result(value)
+
+
+def _run(session: Session, change: Callable[[Session], Any]) -> tuple[Any, BaseException | None]:
+    """One change in a savepoint; a database that is gone or full fails the whole group instead."""
+    savepoint = session.begin_nested()
+    try:
+        value = change(session)
+        session.flush()
+        savepoint.commit()
+        return value, None
+    except sqlalchemy.exc.OperationalError:
+        raise
+    except Exception as error:
+        savepoint.rollback()
+        return None, error
