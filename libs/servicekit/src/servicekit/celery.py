@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
-
-from kombu import Queue
 
 from celery import Celery
 
@@ -64,44 +63,53 @@ class Worker:
     """
 
     def __init__(self, app: Celery, queues: Sequence[str], concurrency: int) -> None:
-        self._app = app
-        self._queues = [Queue(name, routing_key=name) for name in queues]
+        self._app = _with_tasks_of(app)
+        self._queues = list(queues)
         self._concurrency = concurrency
         self._controller: WorkController | None = None
-        self._ready = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="worker-" + "-".join(queues), daemon=True)
 
     def start(self) -> None:
-        """Begins to consume; returns when the worker is ready."""
-        name = "worker-" + "-".join(queue.name for queue in self._queues)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        """Begins to consume; returns when the worker is ready.
+
+        Raises:
+            TimeoutError: the broker was not reached within 30 s; whatever made the worker fail, otherwise.
+        """
         self._thread.start()
-        if not self._ready.wait(timeout=30):
-            raise RuntimeError(f"the Celery worker {name} did not start: can it reach the broker?")
+        self._started.result(timeout=30)
 
     def _run(self) -> None:
-        self._controller = self._app.WorkController(
-            app=self._app,
-            queues=self._queues,
-            concurrency=self._concurrency,
-            pool_cls="threads",
-            hostname="-".join(queue.name for queue in self._queues),
-            ready_callback=lambda _consumer: self._ready.set(),
-            without_heartbeat=True,
-            without_mingle=True,
-            without_gossip=True,
-        )
-        self._controller.start()
+        try:
+            self._controller = self._app.WorkController(
+                app=self._app,
+                queues=self._queues,
+                concurrency=self._concurrency,
+                pool_cls="threads",
+                hostname=self._thread.name,
+                without_heartbeat=True,
+                without_mingle=True,
+                without_gossip=True,
+                ready_callback=lambda _consumer: self._started.set_result(None),
+            )
+            self._controller.start()
+        except Exception as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
 
     def stop(self, timeout_s: float = 10) -> None:
         """Takes no more tasks and lets the running ones end."""
         if self._controller is not None:
-            from celery.worker import state
+            self._controller.stop()
+        self._thread.join(timeout_s)
 
-            state.should_stop = 0
-            try:
-                self._controller.stop()
-            finally:
-                state.should_stop = None
-        if self._thread is not None:
-            self._thread.join(timeout_s)
+
+def _with_tasks_of(app: Celery) -> Celery:
+    """An application of a worker's own: what a worker consumes is state of its application."""
+    own = celery_app(app.conf.broker_url)
+    own.conf.update(app.conf.changes)
+    for name, task in app.tasks.items():
+        if not name.startswith("celery."):
+            own.task(name=name)(task.run)
+    return own

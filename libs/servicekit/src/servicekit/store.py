@@ -157,7 +157,7 @@ class Store:
         try:
             with self.engine.connect() as raw:
                 connection = raw.execution_options(writer=True)
-                with connection.begin(), Session(connection, join_transaction_mode="create_savepoint") as session:
+                with connection.begin(), Session(connection, join_transaction_mode="rollback_only") as session:
                     for change, future in group:
                         outcomes.append((future, *_run(session, change)))
         except Exception as error:
