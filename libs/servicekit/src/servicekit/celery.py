@@ -7,7 +7,7 @@ thread: prefork and gRPC do not mix.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -53,6 +53,11 @@ def celery_app(broker_url: str = "memory://") -> Celery:
     return app
 
 
+def register(app: Celery, name: str, run: Callable[..., None]) -> None:
+    """Makes a function the task of that name, on this application alone (by default Celery shares tasks between all)."""
+    app.task(name=name, shared=False)(run)
+
+
 class Worker:
     """Consumes some queues in threads of this process until stopped.
 
@@ -76,6 +81,8 @@ class Worker:
         Raises:
             TimeoutError: the broker was not reached within 30 s; whatever made the worker fail, otherwise.
         """
+        # Celery's pool threads look tasks up in the process's default application; all of ours have the same tasks.
+        self._app.set_default()
         self._thread.start()
         self._started.result(timeout=30)
 
@@ -111,5 +118,5 @@ def _with_tasks_of(app: Celery) -> Celery:
     own.conf.update(app.conf.changes)
     for name, task in app.tasks.items():
         if not name.startswith("celery."):
-            own.task(name=name)(task.run)
+            register(own, name, task.run)
     return own

@@ -15,8 +15,8 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
 from servicekit.auth import Authenticator, set_principal
-from servicekit.channel import OPTIONS, is_loopback
 from servicekit.errors import Internal, ServiceError
+from trainyard.channel import OPTIONS, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ def listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None
     if tls is not None:
         credentials = grpc.ssl_server_credentials([(tls.key.read_bytes(), tls.certificate.read_bytes())])
         bound = server.add_secure_port(address, credentials)
-    elif not is_loopback(host):
+    elif not is_loopback(address):
         raise ValueError(
             f"refusing to listen on {address} without TLS: tokens would travel in plaintext. "
             "Give --tls-cert and --tls-key, or listen on 127.0.0.1"

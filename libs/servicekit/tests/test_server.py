@@ -1,0 +1,129 @@
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+from servicekit import server as servers
+from servicekit.auth import Authenticator, AttemptTokens, bearer_token, current_principal, require_user, require_workspace
+from trainyard.channel import connect
+from servicekit.errors import ERROR_KEY, NotFound
+from trainyard_protos.v1 import common_pb2, yard_pb2, yard_pb2_grpc
+
+
+class Yard(yard_pb2_grpc.YardServiceServicer):
+    async def Info(self, request, context):
+        principal = current_principal()
+        return yard_pb2.InfoResponse(version=principal.kind, home=principal.attempt_id)
+
+    async def Shutdown(self, request, context):
+        require_user()
+        if request.stop_jobs:
+            raise NotFound("no such job", reason="JobNotFound", hint="yard jobs")
+        return yard_pb2.ShutdownResponse(stopped_jobs=1 // int(request.timeout_s))
+
+    async def Attach(self, request_iterator, context):
+        async for request in request_iterator:
+            require_workspace(request.workspace)
+            yield yard_pb2.AttachResponse()
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    return AttemptTokens.load_or_create(tmp_path)
+
+
+@pytest.fixture
+async def endpoint(tmp_path, tokens):
+    server = servers.build(Authenticator(bearer_token(tmp_path), tokens), CollectorRegistry())
+    yard_pb2_grpc.add_YardServiceServicer_to_server(Yard(), server)
+    port = servers.listen(server, "127.0.0.1", 0)
+    await server.start()
+    yield f"127.0.0.1:{port}"
+    await server.stop(None)
+
+
+def yard(endpoint, token):
+    return yard_pb2_grpc.YardServiceStub(connect(endpoint, token))
+
+
+async def status_of(call):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+async def test_the_token_in_the_home_is_the_user(endpoint, tmp_path):
+    assert (await yard(endpoint, bearer_token(tmp_path)).Info(yard_pb2.InfoRequest())).version == "user"
+
+
+async def test_an_attempt_token_is_that_attempt(endpoint, tokens):
+    token, _ = tokens.mint("default", "job", "attempt-7", 3, ttl_s=60)
+    response = await yard(endpoint, token).Info(yard_pb2.InfoRequest())
+    assert (response.version, response.home) == ("attempt", "attempt-7")
+
+
+@pytest.mark.parametrize("token", ["", "nonsense", "a.b.c"])
+async def test_other_tokens_are_refused(endpoint, token):
+    error = await status_of(yard(endpoint, token).Info(yard_pb2.InfoRequest()))
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_an_expired_or_foreign_attempt_token_is_refused(endpoint, tokens, tmp_path_factory):
+    expired, _ = tokens.mint("default", "job", "a", 1, ttl_s=-1)
+    foreign, _ = AttemptTokens.load_or_create(tmp_path_factory.mktemp("other")).mint("default", "job", "a", 1, ttl_s=60)
+    for token in (expired, foreign):
+        error = await status_of(yard(endpoint, token).Info(yard_pb2.InfoRequest()))
+        assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_call_without_any_token_is_refused(endpoint):
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        error = await status_of(yard_pb2_grpc.YardServiceStub(channel).Info(yard_pb2.InfoRequest()))
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_an_attempt_may_not_call_what_is_for_users(endpoint, tokens):
+    token, _ = tokens.mint("default", "job", "a", 1, ttl_s=60)
+    error = await status_of(yard(endpoint, token).Shutdown(yard_pb2.ShutdownRequest()))
+    assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_errors_travel_with_reason_and_hint(endpoint, tmp_path):
+    error = await status_of(yard(endpoint, bearer_token(tmp_path)).Shutdown(yard_pb2.ShutdownRequest(stop_jobs=True)))
+    info = common_pb2.ErrorInfo.FromString(dict(error.trailing_metadata())[ERROR_KEY])
+    assert (error.code(), info.reason, info.hint) == (grpc.StatusCode.NOT_FOUND, "JobNotFound", "yard jobs")
+
+
+async def test_a_defect_becomes_an_internal_error_and_the_server_goes_on(endpoint, tmp_path):
+    stub = yard(endpoint, bearer_token(tmp_path))
+    error = await status_of(stub.Shutdown(yard_pb2.ShutdownRequest()))
+    assert error.code() == grpc.StatusCode.INTERNAL
+    assert "ZeroDivisionError" in error.details()
+    assert (await stub.Info(yard_pb2.InfoRequest())).version == "user"
+
+
+async def test_streams_know_their_caller_and_fail_with_a_status(endpoint, tokens):
+    token, _ = tokens.mint("default", "job", "a", 1, ttl_s=60)
+    stream = yard(endpoint, token).Attach()
+    await stream.write(yard_pb2.AttachRequest(workspace="default"))
+    assert await stream.read() == yard_pb2.AttachResponse()
+    await stream.write(yard_pb2.AttachRequest(workspace="other"))
+    error = await status_of(stream.read())
+    assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_secrets_are_readable_by_their_owner_alone(tmp_path):
+    bearer_token(tmp_path), AttemptTokens.load_or_create(tmp_path)
+    assert {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {
+        "token": "0o600",
+        "attempt.key": "0o600",
+    }
+
+
+async def test_listening_beyond_loopback_without_tls_is_refused(tokens):
+    server = servers.build(Authenticator("t", tokens), CollectorRegistry())
+    with pytest.raises(ValueError, match="without TLS"):
+        servers.listen(server, "0.0.0.0", 0)
+
+
+def test_connecting_beyond_loopback_without_a_root_certificate_is_refused():
+    with pytest.raises(ValueError, match="root certificate"):
+        connect("192.0.2.1:443", "token")
