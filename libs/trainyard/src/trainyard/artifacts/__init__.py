@@ -1,0 +1,33 @@
+"""Trees of files to and from the artifact store: chunking, transfer, packing of code.
+
+Used by the command line and by the agent inside of jobs; neither pydantic nor anything of the terminal is imported.
+"""
+
+from trainyard.artifacts.download import download
+from trainyard.artifacts.errors import (
+    ArtifactError,
+    BadManifest,
+    Damaged,
+    FileChanged,
+    TargetExists,
+    TreeTooLarge,
+    UnsafePath,
+)
+from trainyard.artifacts.packing import pack_code
+from trainyard.artifacts.upload import describe, send, upload, upload_part
+
+__all__ = [
+    "ArtifactError",
+    "BadManifest",
+    "Damaged",
+    "FileChanged",
+    "TargetExists",
+    "TreeTooLarge",
+    "UnsafePath",
+    "describe",
+    "download",
+    "pack_code",
+    "send",
+    "upload",
+    "upload_part",
+]
