@@ -2,9 +2,16 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 from servicekit import server as servers
-from servicekit.auth import Authenticator, AttemptTokens, bearer_token, current_principal, require_user, require_workspace
-from trainyard.channel import connect
+from servicekit.auth import (
+    AttemptTokens,
+    Authenticator,
+    bearer_token,
+    current_principal,
+    require_user,
+    require_workspace,
+)
 from servicekit.errors import ERROR_KEY, NotFound
+from trainyard.channel import connect
 from trainyard_protos.v1 import common_pb2, yard_pb2, yard_pb2_grpc
 
 

@@ -1,7 +1,7 @@
 """Who is calling: users by the yard's bearer token, attempts by a signed token that names job, attempt and fence.
 
-Every service verifies both offline. The attempt token is a JWT signed with Ed25519 by the launcher; services need its public
-key alone.
+Every service verifies both offline. The attempt token is a JWT signed with Ed25519 by the launcher; services need its
+public key alone.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def require_user() -> Principal:
     principal = current_principal()
     if principal.kind != "user":
         raise PermissionDenied(
-            "an attempt's token may not call this method", reason="UserOnly", hint="use the token in TRAINYARD_HOME/token"
+            "an attempt's token may not call this method",
+            reason="UserOnly",
+            hint="use the token in TRAINYARD_HOME/token",
         )
     return principal
 
@@ -191,13 +193,17 @@ class Authenticator:
         scheme, _, token = header.partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthenticated(
-                "this call carries no bearer token", reason="NoToken", hint="send 'authorization: Bearer <token>'; the token is in TRAINYARD_HOME/token"
+                "this call carries no bearer token",
+                reason="NoToken",
+                hint="send 'authorization: Bearer <token>'; the token is in TRAINYARD_HOME/token",
             )
         if hmac.compare_digest(token.encode(), self._bearer):
             return Principal("user")
         if token.count(".") != 2:
             raise Unauthenticated(
-                "this is not the yard's token", reason="BadToken", hint="read it again from TRAINYARD_HOME/token: each home has its own"
+                "this is not the yard's token",
+                reason="BadToken",
+                hint="read it again from TRAINYARD_HOME/token: each home has its own",
             )
         return self._verify_attempt(token)
 

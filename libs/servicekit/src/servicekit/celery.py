@@ -54,7 +54,7 @@ def celery_app(broker_url: str = "memory://") -> Celery:
 
 
 def register(app: Celery, name: str, run: Callable[..., None]) -> None:
-    """Makes a function the task of that name, on this application alone (by default Celery shares tasks between all)."""
+    """Makes a function the task of that name, on this application alone; Celery shares tasks by default."""
     app.task(name=name, shared=False)(run)
 
 

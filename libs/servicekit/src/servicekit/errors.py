@@ -7,8 +7,8 @@
     ├── Unavailable         ├── DeadlineExceeded    ├── DataLoss
     └── Internal
 
-A servicer raises one; the server's interceptor sends its status, and in trailing metadata an `ErrorInfo` (stable reason and
-hint) and the `Problems` of a refused document, which the client turns back into its own errors.
+A servicer raises one; the server's interceptor sends its status, and in trailing metadata an `ErrorInfo` (stable reason
+and hint) and the `Problems` of a refused document, which the client turns back into its own errors.
 """
 
 from __future__ import annotations
@@ -114,8 +114,5 @@ class Internal(ServiceError):
 
 def reason_of(error: grpc.RpcError) -> str:
     """The stable reason a service gave, or "" when the error has none (for instance, a broken connection)."""
-    metadata = error.trailing_metadata() or () if hasattr(error, "trailing_metadata") else ()
-    for key, value in metadata:
-        if key == ERROR_KEY:
-            return common_pb2.ErrorInfo.FromString(value).reason
-    return ""
+    metadata = dict(error.trailing_metadata() or ()) if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else {}
+    return common_pb2.ErrorInfo.FromString(metadata.get(ERROR_KEY, b"")).reason

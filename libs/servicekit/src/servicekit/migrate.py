@@ -46,7 +46,8 @@ def upgrade(engine: Engine, migrations: Path) -> None:
         return
     if current > newest:
         raise RuntimeError(
-            f"{engine.url.render_as_string()} has schema {current}, newer than this release's {newest}: use the release that wrote it"
+            f"{engine.url.render_as_string()} has schema {current}, newer than this release's {newest}: "
+            "use the release that wrote it"
         )
     _run_alembic(engine, migrations, newest)
 
@@ -63,7 +64,9 @@ def _run_alembic(engine: Engine, migrations: Path, newest: str) -> None:
         connection = raw.execution_options(writer=True)
         with (
             connection.begin(),
-            EnvironmentContext(config, script, fn=lambda revision, _: script._upgrade_revs(newest, revision)) as environment,
+            EnvironmentContext(
+                config, script, fn=lambda revision, _: script._upgrade_revs(newest, revision)
+            ) as environment,
         ):
             environment.configure(connection=connection, render_as_batch=True, transactional_ddl=False)
             environment.run_migrations()

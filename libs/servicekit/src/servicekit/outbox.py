@@ -1,4 +1,4 @@
-"""The transactional outbox: a message is a row written with the state change it announces, and is sent after the commit.
+"""The transactional outbox: a message is a row written with the state change it announces, and sent after the commit.
 
 A crash between the two sends it again at the next start, so a consumer must be idempotent: ours claims by fence.
 """
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy
+from celery import Celery
 from sqlmodel import Field, Session, SQLModel
 
-from celery import Celery
 from servicekit.store import Store
 
 logger = logging.getLogger(__name__)

@@ -6,17 +6,17 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from trainyard.channel import OPTIONS, is_loopback
 
 from servicekit.auth import Authenticator, set_principal
 from servicekit.errors import Internal, ServiceError
-from trainyard.channel import OPTIONS, is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,9 @@ class Calls:
     """Counts and times every call."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.handled = Counter("trainyard_grpc_calls", "Calls by method and status", ["method", "code"], registry=registry)
+        self.handled = Counter(
+            "trainyard_grpc_calls", "Calls by method and status", ["method", "code"], registry=registry
+        )
         self.seconds = Histogram("trainyard_grpc_call_seconds", "Time of unary calls", ["method"], registry=registry)
 
 
@@ -62,11 +64,19 @@ class _Guard(grpc.aio.ServerInterceptor):
     def _wrap(self, method: str, handler: Any) -> Any:
         if handler.response_streaming:
             behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            make = grpc.stream_stream_rpc_method_handler if handler.request_streaming else grpc.unary_stream_rpc_method_handler
+            make = (
+                grpc.stream_stream_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_stream_rpc_method_handler
+            )
             wrapped: Callable[..., Any] = self._streaming(method, behaviour)
         else:
             behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
-            make = grpc.stream_unary_rpc_method_handler if handler.request_streaming else grpc.unary_unary_rpc_method_handler
+            make = (
+                grpc.stream_unary_rpc_method_handler
+                if handler.request_streaming
+                else grpc.unary_unary_rpc_method_handler
+            )
             wrapped = self._unary(method, behaviour)
         return make(wrapped, handler.request_deserializer, handler.response_serializer)
 
@@ -121,25 +131,27 @@ class _Guard(grpc.aio.ServerInterceptor):
         if not isinstance(error, ServiceError):
             logger.error("unexpected error in a method", extra={"method": method}, exc_info=error)
             error = Internal(
-                f"{type(error).__name__} in {method}", reason="Internal", hint="this is a defect: the yard's log has the details"
+                f"{type(error).__name__} in {method}",
+                reason="Internal",
+                hint="this is a defect: the yard's log has the details",
             )
         self._calls.handled.labels(method, error.code.name).inc()
         await context.abort(error.code, error.message, trailing_metadata=error.trailing_metadata())
 
 
 def build(
-    authenticator: Authenticator, registry: CollectorRegistry, max_concurrent: int | None = None
+    authenticator: Authenticator,
+    registry: CollectorRegistry,
+    before: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
-    """A server without a port. Register services, `listen`, then start it."""
+    """A server without a port. Register services, `listen`, then start it. `before` runs ahead of authentication."""
     options = (
         *OPTIONS,
         ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server on it
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.keepalive_permit_without_calls", 1),
     )
-    return grpc.aio.server(
-        interceptors=[_Guard(authenticator, Calls(registry))], options=options, maximum_concurrent_rpcs=max_concurrent
-    )
+    return grpc.aio.server(interceptors=[*before, _Guard(authenticator, Calls(registry))], options=options)
 
 
 def listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None) -> int:

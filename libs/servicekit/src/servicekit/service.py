@@ -8,7 +8,7 @@ import grpc
 
 
 class Service(Protocol):
-    """One service of the yard. `register` before the server starts; `start` may open stores and begin background work."""
+    """One service of the yard. `start` may open stores and begin background work."""
 
     name: str
 

@@ -1,8 +1,8 @@
 """A service's database: one writer with group commit, a few readers.
 
-Closures handed to `write` queue up; the writer thread runs all that wait in one transaction, each in a savepoint of its own, commits
-once, and only then resolves their futures. Whoever awaits a write has it on disk. One fsync serves all that came together,
-which is what makes thousands of small writes a second possible on SQLite with `synchronous=FULL`.
+Closures handed to `write` queue up; the writer thread runs all that wait in one transaction, each in a savepoint of its
+own, commits once, and only then resolves their futures. Whoever awaits a write has it on disk. One fsync serves all that
+came together, which is what makes thousands of small writes a second possible on SQLite with `synchronous=FULL`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ class Store:
             self._waiting.put_nowait((change, future))
         except queue.Full:
             raise ResourceExhausted(
-                f"{self._name}: {_MAX_WAITING} writes wait already", reason="WriteQueueFull", hint="try again in a few seconds"
+                f"{self._name}: {_MAX_WAITING} writes wait already",
+                reason="WriteQueueFull",
+                hint="try again in a few seconds",
             ) from None
         return await asyncio.wrap_future(future)
 
@@ -162,7 +164,9 @@ class Store:
                         outcomes.append((future, *_run(session, change)))
         except Exception as error:
             failure = Unavailable(
-                f"{self._name}: the database did not take the change: {error}", reason="StorageFailed", hint="nothing of it is stored; free the disk or bring the database back, then try again"
+                f"{self._name}: the database did not take the change: {error}",
+                reason="StorageFailed",
+                hint="nothing of it is stored; free the disk or bring the database back, then try again",
             )
             for _, future in group:
                 future.set_exception(failure)

@@ -8,7 +8,9 @@ down_revision = None
 
 
 def upgrade() -> None:
-    op.create_table("note", sa.Column("id", sa.Integer, primary_key=True), sa.Column("text", sa.String, nullable=False, unique=True))
+    op.create_table(
+        "note", sa.Column("id", sa.Integer, primary_key=True), sa.Column("text", sa.String, nullable=False, unique=True)
+    )
     op.create_table(
         "outbox",
         sa.Column("id", sa.Integer, primary_key=True),

@@ -1,0 +1,129 @@
+"""`python -m trainyard_embedded`: the yard of one machine, as `yard up` and `yard run` start it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import gc
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import IO
+
+from servicekit import logs
+from servicekit.server import Tls
+
+from trainyard_embedded.app import Yard, YardSettings
+from trainyard_embedded.yard_servicer import YardServicer
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m trainyard_embedded", description=__doc__)
+    parser.add_argument("--home", type=Path, required=True, help="folder with everything the yard keeps")
+    parser.add_argument("--ephemeral", action="store_true", help="end when no client is attached and no job is active")
+    parser.add_argument("--ready-fd", type=int, default=-1, help="write one JSON line here: the endpoint, or the error")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; beyond loopback needs TLS")
+    parser.add_argument("--port", type=int, default=0, help="port; 0 for the last one used, or a free one")
+    parser.add_argument("--tls-cert", type=Path, help="certificate chain, PEM")
+    parser.add_argument("--tls-key", type=Path, help="private key, PEM")
+    parser.add_argument("--tls-ca", type=Path, help="root certificate that clients of this machine check, PEM")
+    parser.add_argument("--metrics-port", type=int, default=0, help="serve Prometheus metrics on this port")
+    return parser.parse_args()
+
+
+def _settings(arguments: argparse.Namespace) -> YardSettings:
+    if bool(arguments.tls_cert) != bool(arguments.tls_key):
+        raise ValueError("--tls-cert and --tls-key go together")
+    tls = Tls(arguments.tls_cert, arguments.tls_key) if arguments.tls_cert else None
+    return YardSettings(
+        home=arguments.home.absolute(),
+        host=arguments.host,
+        port=arguments.port,
+        ephemeral=arguments.ephemeral,
+        tls=tls,
+        tls_ca=arguments.tls_ca or arguments.tls_cert,
+        metrics_port=arguments.metrics_port,
+    )
+
+
+def _lock(home: Path) -> IO[str]:
+    """Held for the life of the process: one yard a home."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = (home / "yard.lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise RuntimeError(f"a yard already serves {home}: 'yard down' ends it") from None
+    return file
+
+
+def _tell(descriptor: int, message: dict[str, str]) -> None:
+    if descriptor >= 0:
+        with os.fdopen(descriptor, "w") as ready:
+            ready.write(json.dumps(message) + "\n")
+
+
+async def _serve(settings: YardSettings, ready_fd: int) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    yard = Yard(settings)
+    await yard.start()
+    servicer = YardServicer(settings, yard.channel)
+    yard.register_yard(servicer)
+    # What was imported and built so far lives as long as the process: the collector need not look at it again.
+    gc.freeze()
+    _tell(ready_fd, {"endpoint": yard.endpoint})
+    if settings.metrics_port:
+        from prometheus_client import start_http_server
+
+        start_http_server(settings.metrics_port, settings.host, yard.registry)
+    await _until_over(settings, servicer, ended)
+    if settings.ephemeral:
+        await servicer.stop_jobs("the yard that was started for this job is going down")
+    await yard.stop()
+
+
+async def _until_over(settings: YardSettings, servicer: YardServicer, ended: asyncio.Event) -> None:
+    reasons: list[asyncio.Task[object]] = [
+        asyncio.create_task(ended.wait()),
+        asyncio.create_task(servicer.ended.wait()),
+    ]
+    if settings.ephemeral:
+        reasons.append(asyncio.create_task(servicer.until_unused()))
+    try:
+        done, _ = await asyncio.wait(reasons, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        for task in reasons:
+            task.cancel()
+
+
+def main() -> int:
+    arguments = _arguments()
+    logs.configure()
+    try:
+        settings = _settings(arguments)
+        lock = _lock(settings.home)
+    except (ValueError, RuntimeError, OSError) as error:
+        _tell(arguments.ready_fd, {"error": str(error)})
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    with lock:
+        try:
+            asyncio.run(_serve(settings, arguments.ready_fd))
+        except (ValueError, RuntimeError) as error:
+            with contextlib.suppress(OSError):  # already told, and closed
+                _tell(arguments.ready_fd, {"error": str(error)})
+            print(f"error: {error}", file=sys.stderr)  # noqa: T201
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
