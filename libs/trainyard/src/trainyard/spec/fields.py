@@ -1,0 +1,236 @@
+"""The kinds of value a spec's fields hold: each a type, what it allows in words, and how it is checked.
+
+The models and the JSON Schema come from these; a kind that needs more than a regular expression checks the rest in code
+and raises through `refuse`, which is how a check names what is allowed and what was probably meant.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, NoReturn, TypeVar
+
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StringConstraints, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from trainyard.spec import quantities
+from trainyard.spec.quantities import QuantityError
+
+PATTERN_WORDS: dict[str, str] = {
+    quantities.CPU_PATTERN: quantities.CPU_ALLOWED,
+    quantities.MEMORY_PATTERN: quantities.MEMORY_ALLOWED,
+    quantities.DURATION_PATTERN: quantities.DURATION_ALLOWED,
+}
+"""What the pattern of a schema means, in words."""
+
+T = TypeVar("T")
+M = TypeVar("M")
+
+
+def refuse(message: str, *, allowed: str = "", suggestion: str = "", at: tuple[str | int, ...] = ()) -> NoReturn:
+    """Ends a check: `at` is where below the checked field the mistake is."""
+    context = {"allowed": allowed, "suggestion": suggestion, "at": at, "text": message}
+    raise PydanticCustomError("refused", "{text}", context)
+
+
+def _text(pattern: str, words: str, max_length: int) -> StringConstraints:
+    PATTERN_WORDS[pattern] = words
+    return StringConstraints(pattern=pattern, max_length=max_length)
+
+
+# Names
+
+Name = Annotated[
+    str,
+    _text(
+        r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$",
+        "lower-case letters, digits and '-', beginning and ending with a letter or digit, at most 63 characters",
+        63,
+    ),
+]
+ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+ENV_WORDS = "letters, digits and '_', not beginning with a digit"
+EnvName = Annotated[str, _text(ENV_NAME, ENV_WORDS, 255)]
+_ARTIFACT = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"
+ArtifactName = Annotated[
+    str, _text(f"^{_ARTIFACT}$", "letters, digits, '.', '_', '-' and '/' between them, at most 128 characters", 128)
+]
+ArtifactReference = Annotated[
+    str,
+    _text(f"^{_ARTIFACT}(@[A-Za-z0-9][A-Za-z0-9._-]*)?$", "an artifact: name, name@alias, name@3 or a version's id", 256),
+]
+MetricName = Annotated[str, _text(r"^[A-Za-z0-9_][A-Za-z0-9_./ -]*$", "a metric's name, such as val/accuracy", 256)]
+
+# Labels: the rules of Kubernetes, so that they can become labels of pods.
+
+_LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?"
+_LABEL_KEY = re.compile(rf"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?{_LABEL_VALUE[:-1]}")
+LabelValue = Annotated[
+    str,
+    _text(f"^{_LABEL_VALUE}$", "letters, digits, '-', '_' and '.', at most 63 characters; quote numbers", 63),
+]
+
+
+def _check_label_keys(labels: Mapping[str, str]) -> Mapping[str, str]:
+    for key in labels:
+        prefix, _, name = key.rpartition("/")
+        if not _LABEL_KEY.fullmatch(key) or len(name) > 63 or len(prefix) > 253:
+            refuse("not a label's name", allowed="name or domain/name, such as team or example.com/team", at=(key,))
+    return labels
+
+
+def _check_env_names(env: Mapping[str, str]) -> Mapping[str, str]:
+    for name in env:
+        if not re.fullmatch(ENV_NAME[1:-1], name) or len(name) > 255:
+            refuse("not a name for an environment variable", allowed=ENV_WORDS, at=(name,))
+        refuse_reserved(name, at=(name,))
+    return env
+
+
+def refuse_reserved(name: str, at: tuple[str | int, ...]) -> None:
+    """The yard's own variables are not the user's to set."""
+    if name.startswith("TRAINYARD_"):
+        refuse("variables that begin with TRAINYARD_ are set by the yard", allowed="another name", at=at)
+
+
+_frozen = (AfterValidator(MappingProxyType), PlainSerializer(dict))
+Labels = Annotated[Mapping[str, LabelValue], AfterValidator(_check_label_keys), Field(max_length=64), *_frozen]
+Env = Annotated[Mapping[str, str], AfterValidator(_check_env_names), Field(max_length=1000), *_frozen]
+
+# Paths
+
+
+def _check_relative(path: str) -> str:
+    parts = path.split("/")
+    if path.startswith("/") or ".." in parts:
+        steps = "/".join(part for part in parts if part not in ("", "..", "."))
+        refuse("has to stay inside the job's folder", allowed=_RELATIVE_WORDS, suggestion=steps)
+    if len(path) > 1024 or not re.fullmatch(_RELATIVE[1:-1], path):
+        refuse("not a path", allowed=_RELATIVE_WORDS, suggestion=re.sub(r"[/\\\\]+", "/", path))
+    return path
+
+
+_RELATIVE_WORDS = "a relative path without '..'"
+_RELATIVE = r"^[^/\\]+(/[^/\\]+)*/?$"
+PATTERN_WORDS[_RELATIVE] = _RELATIVE_WORDS
+RelativePath = Annotated[
+    str,
+    AfterValidator(_check_relative),
+    WithJsonSchema({"type": "string", "pattern": _RELATIVE, "maxLength": 1024}),
+]
+
+# Quantities
+
+
+def _bounded(
+    parse: Callable[[object], float], least: float, most: float, words: str
+) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        try:
+            amount = parse(value)
+        except QuantityError as error:
+            refuse(str(error), allowed=error.allowed, suggestion=error.suggestion)
+        if not least <= amount <= most:
+            suggestion = f"{value}Gi" if parse is quantities.memory_bytes and str(value).isdigit() and amount < 1024 else ""
+            refuse("too little" if amount < least else "too much", allowed=words, suggestion=suggestion)
+        return value
+
+    return check
+
+
+def _int_or_string(pattern: str) -> WithJsonSchema:
+    return WithJsonSchema(
+        {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True, "pattern": pattern}
+    )
+
+
+Cpu = Annotated[
+    int | str,
+    PlainValidator(_bounded(quantities.cpu_cores, 0.001, 4096, "1m to 4096 cores")),
+    _int_or_string(quantities.CPU_PATTERN),
+]
+Memory = Annotated[
+    int | str,
+    PlainValidator(_bounded(quantities.memory_bytes, 2**20, 2**50, '"1Mi" to "1Pi"')),
+    _int_or_string(quantities.MEMORY_PATTERN),
+]
+
+
+def _duration(least: float, most: float, words: str) -> tuple[PlainValidator, WithJsonSchema]:
+    check = PlainValidator(_bounded(quantities.seconds, least, most, words))
+    return check, WithJsonSchema({"type": "string", "pattern": quantities.DURATION_PATTERN})
+
+
+_YEAR = 365 * 86400
+Duration = Annotated[str, *_duration(0.001, _YEAR, "1ms to 365d")]
+Grace = Annotated[str, *_duration(0.001, 86400, "1ms to 1d")]
+Backoff = Annotated[str, *_duration(0, 300, "0s to 5m: waits double from it, up to 5m")]
+
+# Expressions
+
+
+def _check_log_pattern(pattern: str) -> str:
+    import re2  # here, because few documents have one and it costs a shared library
+
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        re2.compile(pattern, options)
+    except re2.error as error:
+        detail = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error.args[0])
+        refuse(f"not a regular expression of RE2: {detail}", allowed="RE2 syntax: no look-around, no back references")
+    return pattern
+
+
+LogPattern = Annotated[str, AfterValidator(_check_log_pattern), StringConstraints(min_length=1, max_length=1000)]
+
+
+def _check_step_pattern(pattern: str) -> str:
+    if pattern.count("{step}") != 1:
+        stem, dot, ending = pattern.rpartition(".")
+        suggestion = "" if "{" in pattern else (f"{stem}-{{step}}.{ending}" if dot else f"{pattern}-{{step}}")
+        refuse("has to contain {step} exactly once", allowed="a file name such as step-{step}.pt", suggestion=suggestion)
+    if "/" in pattern:
+        refuse("names an entry of checkpoints.path, not a path", allowed="a file name such as step-{step}.pt")
+    return pattern
+
+
+StepPattern = Annotated[str, AfterValidator(_check_step_pattern), StringConstraints(min_length=1, max_length=255)]
+
+# Lists
+
+
+def unique(key: Callable[[Any], Hashable], at: tuple[str | int, ...] = ()) -> AfterValidator:
+    """A list whose items differ in `key`; the mistake is reported at the later item."""
+
+    def check(items: tuple[T, ...]) -> tuple[T, ...]:
+        first: dict[Hashable, int] = {}
+        for index, item in enumerate(items):
+            earlier = first.setdefault(key(item), index)
+            if earlier != index:
+                refuse(f"the same as in item {earlier}", allowed="each only once", at=(index, *at))
+        return items
+
+    return AfterValidator(check)
+
+
+# Mappings
+
+
+def exactly_one(*names: str) -> Callable[[M], M]:
+    """A check of a model: exactly one of these fields is given."""
+    words = f"exactly one of {', '.join(names)}"
+
+    def check(part: M) -> M:
+        given = [name for name in names if getattr(part, name) is not None]
+        if len(given) != 1:
+            refuse(f"has {' and '.join(given)}" if given else f"has none of {', '.join(names)}", allowed=words)
+        return part
+
+    return check
+
+
+def one_required(*names: str) -> dict[str, Any]:
+    """The same in a structural schema."""
+    return {"oneOf": [{"required": [name]} for name in names]}
