@@ -1,0 +1,43 @@
+"""Packing the folder `code.path` of a document into an artifact."""
+
+from __future__ import annotations
+
+import asyncio
+
+from trainyard import errors
+from trainyard.artifacts import ArtifactError, pack_code
+from trainyard.client.connection import Connection
+from trainyard.client.documents import Document
+from trainyard.client.transfer import upload_files
+
+
+async def pack(connection: Connection, document: Document, workspace: str) -> str:
+    """Stores the document's code; returns a reference to exactly that version.
+
+    Raises:
+        InvalidSpec: the document is wrong.
+        InvalidArgument: the folder is missing, too large, or holds what cannot be stored.
+    """
+    from trainyard.spec import SpecError, load
+
+    try:
+        job = load(document.text, document.filename)
+    except SpecError as error:
+        raise errors.InvalidSpec(str(error), problems=error.problems) from None
+    code = job.spec.code
+    if code is None or code.path is None:
+        raise errors.InvalidArgument("the document has no 'code.path' to pack", reason="NoCode")
+    root = document.folder / code.path
+    try:
+        files = await asyncio.to_thread(pack_code, root, code.exclude)
+    except ArtifactError as error:
+        raise errors.InvalidArgument(error.message, reason=error.reason, hint=error.hint) from None
+    except OSError as error:
+        raise errors.InvalidArgument(
+            f"code.path: {root}: {error.strerror}",
+            reason="CodeUnreadable",
+            hint="relative paths start at the folder of the document",
+        ) from None
+    name = f"{job.metadata.name}-code"
+    version = await upload_files(connection, root, files, workspace, name, kind="code")
+    return f"{version.name}@{version.number}"

@@ -1,0 +1,214 @@
+"""Calls about jobs: the scheduler's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from uuid import uuid4
+
+import grpc
+from trainyard_protos.v1 import scheduler_pb2 as pb
+
+from trainyard import errors
+from trainyard.client import states
+from trainyard.client.connection import Connection
+from trainyard.client.documents import Document, Source, document
+from trainyard.client.statuses import code_of, from_code
+
+BATCH = 500
+"""Documents in one SubmitBatch call."""
+
+
+class JobCalls:
+    """What a client can ask about jobs. `job` is an id, a unique prefix of one, a unique name, or "@last"."""
+
+    _connection: Connection
+    workspace: str
+
+    async def submit_document(
+        self, source: Source, *, idempotency_key: str = "", owner: pb.Owner | None = None
+    ) -> pb.SubmitResponse:
+        """Submits, packing `code.path` when the document has one.
+
+        Raises:
+            InvalidSpec: the document is wrong; nothing was created.
+            NotRunning: the yard cannot be reached.
+        """
+        doc = document(source)
+        return await self.send(submit_request(doc, self.workspace, idempotency_key, owner), doc)
+
+    async def send(self, request: pb.SubmitRequest, source: Document) -> pb.SubmitResponse:
+        """Sends a prepared request; the same idempotency key serves both tries when code has to be packed."""
+        scheduler = self._connection.scheduler
+        try:
+            return await self._connection.call(scheduler.Submit, request)
+        except errors.CodeNotPacked:
+            from trainyard.client.code import pack
+
+            request.packed_code = await pack(self._connection, source, self.workspace)
+            return await self._connection.call(scheduler.Submit, request)
+
+    async def submit_documents(self, sources: Iterable[Source]) -> AsyncIterator[pb.SubmitResponse | errors.YardError]:
+        """Submits many; each is answered on its own, in order."""
+        batch: list[tuple[pb.SubmitRequest, Document]] = []
+        for source in sources:
+            doc = document(source)
+            batch.append((submit_request(doc, self.workspace), doc))
+            if len(batch) == BATCH:
+                for answer in await self._send_batch(batch):
+                    yield answer
+                batch = []
+        if batch:
+            for answer in await self._send_batch(batch):
+                yield answer
+
+    async def _send_batch(
+        self, batch: Sequence[tuple[pb.SubmitRequest, Document]]
+    ) -> list[pb.SubmitResponse | errors.YardError]:
+        request = pb.SubmitBatchRequest(requests=[request for request, _ in batch])
+        answer = await self._connection.call(self._connection.scheduler.SubmitBatch, request)
+        return [await self._settle(result, *sent) for result, sent in zip(answer.results, batch, strict=True)]
+
+    async def _settle(
+        self, result: pb.SubmitBatchResponse.Result, request: pb.SubmitRequest, source: Document
+    ) -> pb.SubmitResponse | errors.YardError:
+        if not result.code:
+            return result.submitted
+        code = code_of(result.code)
+        if code is grpc.StatusCode.FAILED_PRECONDITION:  # its code has to be packed: one by one
+            try:
+                return await self.send(request, source)
+            except errors.YardError as error:
+                return error
+        problems = tuple(result.problems.problems)
+        return from_code(code, has_problems=bool(problems))(result.message, problems=problems)
+
+    async def plan(self, source: Source) -> pb.PlanResponse:
+        """What submitting would do, without doing it: the resolved spec, where it fits, its place in the queue.
+
+        Raises:
+            InvalidSpec: the document is wrong.
+        """
+        request = pb.PlanRequest(workspace=self.workspace, document=document(source).message())
+        return await self._connection.call(self._connection.scheduler.Plan, request)
+
+    async def get(self, job: str) -> pb.Job:
+        """The job with its attempts.
+
+        Raises:
+            NotFound: there is none, or the prefix or name fits several.
+        """
+        request = pb.GetJobRequest(workspace=self.workspace, id=job)
+        return await self._connection.call(self._connection.scheduler.GetJob, request)
+
+    async def list(
+        self,
+        *,
+        states_in: Sequence[str] = (),
+        queue: str = "",
+        name_contains: str = "",
+        labels: Mapping[str, str] | None = None,
+        owner: pb.Owner | None = None,
+        include_owned: bool = False,
+        limit: int | None = None,
+    ) -> AsyncIterator[pb.Job]:
+        """Jobs, newest first, at most `limit`."""
+        request = pb.ListJobsRequest(
+            workspace=self.workspace,
+            states=[states.parse(state) for state in states_in],
+            queue=queue,
+            name_contains=name_contains,
+            labels=labels or {},
+            owner=owner,
+            include_owned=include_owned,
+            page_size=min(limit or 1000, 1000),
+        )
+        seen = 0
+        while True:
+            page = await self._connection.call(self._connection.scheduler.ListJobs, request)
+            for job in page.jobs:
+                yield job
+                seen += 1
+                if seen == limit:
+                    return
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def cancel(self, job: str, message: str = "") -> pb.Job:
+        """Asks for the job's end. Accepted before the end, it makes the job `cancelled` whatever its exit.
+
+        Raises:
+            NotFound: there is no such job.
+            Conflict: it has ended already.
+        """
+        request = pb.CancelJobRequest(workspace=self.workspace, id=job, message=message)
+        return await self._connection.call(self._connection.scheduler.CancelJob, request)
+
+    async def retry(self, job: str) -> pb.Job:
+        """Puts a failed or cancelled job back to the queue, with a fresh retry budget.
+
+        Raises:
+            NotFound: there is no such job.
+            Conflict: it has not ended, or it succeeded.
+        """
+        request = pb.RetryJobRequest(workspace=self.workspace, id=job)
+        return await self._connection.call(self._connection.scheduler.RetryJob, request)
+
+    async def explain(self, job: str) -> pb.Explanation:
+        """Why the job is in its state, what is ahead of it, what it wants and what is free."""
+        request = pb.ExplainJobRequest(workspace=self.workspace, id=job)
+        return await self._connection.call(self._connection.scheduler.ExplainJob, request)
+
+    async def events(self, job: str = "", after_seq: int = 0) -> AsyncIterator[pb.Event]:
+        """Events so far, oldest first; of all jobs when `job` is empty."""
+        request = pb.ListEventsRequest(workspace=self.workspace, job=job, after_seq=after_seq, page_size=5000)
+        while True:
+            page = await self._connection.call(self._connection.scheduler.ListEvents, request)
+            for event in page.events:
+                yield event
+            if len(page.events) < request.page_size:
+                return
+            request.after_seq = page.events[-1].seq
+
+    async def watch(self, job: str = "", after_seq: int = 0, *, from_now: bool = False) -> AsyncIterator[pb.Event]:
+        """Events after a cursor, then new ones as they happen, each exactly once, also over a restart of the yard."""
+        request = pb.WatchRequest(workspace=self.workspace, job=job, after_seq=after_seq, from_now=from_now)
+        while True:
+            try:
+                async for event in self._connection.stream(self._connection.scheduler.Watch, request):
+                    request.after_seq, request.from_now = event.seq, False
+                    yield event
+                return
+            except errors.NotRunning as lost:
+                await self._connection.until_back(lost)
+
+    async def wait(self, job: str) -> pb.Job:
+        """The job, once it has ended.
+
+        Raises:
+            NotFound: there is no such job.
+        """
+        found = await self.get(job)
+        if found.state not in states.ENDED:
+            async for event in self.watch(found.id, found.event_seq):
+                if event.state in states.ENDED:
+                    break
+            found = await self.get(found.id)
+        return found
+
+    async def pools(self) -> Sequence[pb.Pool]:
+        """The pools of machines, with what is free on each."""
+        request = pb.ListPoolsRequest(workspace=self.workspace)
+        return (await self._connection.call(self._connection.scheduler.ListPools, request)).pools
+
+
+def submit_request(
+    source: Document, workspace: str, idempotency_key: str = "", owner: pb.Owner | None = None
+) -> pb.SubmitRequest:
+    """A request with an idempotency key, so that sending it again makes no second job."""
+    return pb.SubmitRequest(
+        workspace=workspace,
+        document=source.message(),
+        idempotency_key=idempotency_key or uuid4().hex,
+        owner=owner,
+    )

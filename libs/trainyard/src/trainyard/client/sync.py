@@ -1,0 +1,230 @@
+"""The client for ordinary code: the asynchronous one, run on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from trainyard_protos.v1 import artifacts_pb2, launcher_pb2, metrics_pb2, scheduler_pb2, yard_pb2
+
+from trainyard import errors
+from trainyard.client.aio import AsyncClient
+from trainyard.client.documents import Source
+from trainyard.client.handles import AsyncJobHandle
+
+T = TypeVar("T")
+
+
+class _Loop:
+    """An event loop on a daemon thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="trainyard-client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs a coroutine there and waits for it; an interrupt here cancels it there."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """Takes items one by one; leaving early ends the source."""
+        try:
+            while (item := self.run(_next(items))) is not None:
+                yield item
+        finally:
+            self.run(_end(items))
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _next(items: AsyncIterator[T]) -> T | None:
+    return await anext(items, None)
+
+
+async def _end(items: AsyncIterator[Any]) -> None:
+    if hasattr(items, "aclose"):
+        await items.aclose()
+
+
+async def _open(arguments: Mapping[str, Any]) -> AsyncClient:
+    return AsyncClient(**arguments)
+
+
+class JobHandle:
+    """One job of a yard."""
+
+    def __init__(self, loop: _Loop, job: AsyncJobHandle) -> None:
+        self._loop = loop
+        self._job = job
+
+    @property
+    def id(self) -> str:
+        """The job's id."""
+        return self._job.id
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._job.name
+
+    def __repr__(self) -> str:
+        return f"JobHandle({self.name!r}, {self.id!r})"
+
+    def status(self) -> scheduler_pb2.Job:
+        """The job now, with its attempts."""
+        return self._loop.run(self._job.status())
+
+    def wait(self, timeout_s: float | None = None, *, check: bool = True) -> scheduler_pb2.Job:
+        """Waits for the job's end; see `AsyncJobHandle.wait`.
+
+        Raises:
+            JobFailed, JobCancelled: with `check`.
+            TimeoutError: the job has not ended in time; it goes on.
+        """
+        return self._loop.run(self._job.wait(timeout_s, check=check))
+
+    def logs(
+        self, *, attempt: int = 0, ranks: Sequence[int] = (), tail: int = 0, search: str = ""
+    ) -> Iterator[metrics_pb2.StoredLine]:
+        """Stored lines of output."""
+        return self._loop.iterate(self._job.logs(attempt=attempt, ranks=ranks, tail=tail, search=search))
+
+    def follow(self) -> Iterator[launcher_pb2.FollowEvent]:
+        """Output and progress as they come, until the job has ended."""
+        return self._loop.iterate(self._job.follow())
+
+    def events(self) -> Iterator[scheduler_pb2.Event]:
+        """Every state change so far, oldest first."""
+        return self._loop.iterate(self._job.events())
+
+    def metrics(self, *names: str, max_points: int = 1000) -> Mapping[str, metrics_pb2.Series]:
+        """Points of series by name."""
+        return self._loop.run(self._job.metrics(*names, max_points=max_points))
+
+    def values(self) -> Mapping[str, float]:
+        """The last value of every series the script tracked."""
+        return self._loop.run(self._job.values())
+
+    def explain(self) -> scheduler_pb2.Explanation:
+        """Why the job is in its state."""
+        return self._loop.run(self._job.explain())
+
+    def cancel(self, message: str = "") -> scheduler_pb2.Job:
+        """Asks for the job's end."""
+        return self._loop.run(self._job.cancel(message))
+
+    def retry(self) -> scheduler_pb2.Job:
+        """Puts the job, failed or cancelled, back to the queue."""
+        return self._loop.run(self._job.retry())
+
+
+class Client:
+    """A yard, for ordinary code. Safe to use from several threads. Arguments and errors are those of `AsyncClient`."""
+
+    def __init__(
+        self,
+        endpoint: str | None = None,
+        *,
+        token: str | None = None,
+        ca_file: Path | None = None,
+        workspace: str = "default",
+    ) -> None:
+        self._loop = _Loop()
+        arguments = {"endpoint": endpoint, "token": token, "ca_file": ca_file, "workspace": workspace}
+        try:
+            self._client = self._loop.run(_open(arguments))
+        except BaseException:
+            self._loop.close()
+            raise
+
+    def submit(
+        self, source: Source, *, idempotency_key: str = "", owner: scheduler_pb2.Owner | None = None
+    ) -> JobHandle:
+        """Submits a job: the path of a file, its text, a mapping or a `TrainingJob`.
+
+        Raises:
+            InvalidSpec: the document is wrong; nothing was created. All its problems are in `problems`.
+            NotRunning: the yard cannot be reached.
+        """
+        work = self._client.submit(source, idempotency_key=idempotency_key, owner=owner)
+        return JobHandle(self._loop, self._loop.run(work))
+
+    def submit_batch(self, sources: Iterable[Source]) -> list[JobHandle | errors.YardError]:
+        """Submits many jobs; each succeeds or fails on its own."""
+        answers = self._loop.run(self._client.submit_batch(sources))
+        return [each if isinstance(each, errors.YardError) else JobHandle(self._loop, each) for each in answers]
+
+    def plan(self, source: Source) -> scheduler_pb2.PlanResponse:
+        """What submitting would do, without doing it."""
+        return self._loop.run(self._client.plan(source))
+
+    def job(self, job: str) -> JobHandle:
+        """A handle of a job: by id, unique prefix of it, unique name, or "@last"."""
+        return JobHandle(self._loop, self._loop.run(self._client.job(job)))
+
+    def list(self, **filters: Any) -> Iterator[scheduler_pb2.Job]:
+        """Jobs, newest first; filters are those of `AsyncClient.list`."""
+        return self._loop.iterate(self._client.list(**filters))
+
+    def events(self, job: str = "", after_seq: int = 0) -> Iterator[scheduler_pb2.Event]:
+        """Events so far, oldest first; of all jobs when `job` is empty."""
+        return self._loop.iterate(self._client.events(job, after_seq))
+
+    def watch(self, job: str = "", after_seq: int = 0, *, from_now: bool = False) -> Iterator[scheduler_pb2.Event]:
+        """Events after a cursor, then new ones as they happen."""
+        return self._loop.iterate(self._client.watch(job, after_seq, from_now=from_now))
+
+    def pools(self) -> Sequence[scheduler_pb2.Pool]:
+        """The pools of machines, with what is free on each."""
+        return self._loop.run(self._client.pools())
+
+    def stacks(self, job: str) -> Sequence[launcher_pb2.RankStacks]:
+        """Python stacks of every rank of a job (full id), now."""
+        return self._loop.run(self._client.stacks(job))
+
+    def describe(self, job: str) -> launcher_pb2.DescribeResponse:
+        """The live state of each node and worker of a job (full id)."""
+        return self._loop.run(self._client.describe(job))
+
+    def artifacts(self, *, kind: str = "", job: str = "") -> Sequence[artifacts_pb2.ListArtifactsResponse.Artifact]:
+        """All artifacts, each with its newest version."""
+        return self._loop.run(self._client.artifacts(kind=kind, job=job))
+
+    def versions(self, name: str = "", *, kind: str = "", job: str = "") -> Iterator[artifacts_pb2.Version]:
+        """Versions of artifacts, newest first."""
+        return self._loop.iterate(self._client.versions(name, kind=kind, job=job))
+
+    def upload(self, path: Path | str, name: str, **options: Any) -> artifacts_pb2.Version:
+        """Stores a file or a folder as a new version; options are those of `AsyncClient.upload`."""
+        return self._loop.run(self._client.upload(path, name, **options))
+
+    def download(self, reference: str, target: Path | str) -> artifacts_pb2.Version:
+        """Writes a version's files under `target`, each verified."""
+        return self._loop.run(self._client.download(reference, target))
+
+    def info(self) -> yard_pb2.InfoResponse:
+        """What runs behind this endpoint."""
+        return self._loop.run(self._client.info())
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._loop.run(self._client.close())
+        self._loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,73 @@
+"""Starting a yard on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainyard import errors, home
+
+LOG_FILE = "yard.log"
+START_DEADLINE_S = 60.0
+
+
+@dataclass(slots=True)
+class StartingYard:
+    """A yard that was started and does not serve yet."""
+
+    process: subprocess.Popen[bytes]
+    ready: int
+    """Read end of the pipe on which the yard says once that it serves, or why it cannot."""
+    folder: Path
+
+    def wait(self) -> str:
+        """Waits until it serves; returns its endpoint.
+
+        Raises:
+            NotRunning: it did not come up.
+        """
+        with os.fdopen(self.ready) as pipe:
+            said = pipe.readline()
+        answer = json.loads(said) if said else {"error": f"it ended with code {self.process.wait()}"}
+        if "endpoint" in answer:
+            return str(answer["endpoint"])
+        other = home.read_endpoint(self.folder)
+        if other is not None:  # started by somebody else in the meantime
+            return other.endpoint
+        raise errors.NotRunning(
+            f"the yard did not start: {answer['error']}",
+            reason="YardNotStarted",
+            hint=f"its log is {self.folder / LOG_FILE}",
+        )
+
+
+def start(folder: Path, *, ephemeral: bool = False) -> StartingYard:
+    """Starts a yard for `folder`, detached from this terminal; it serves when `wait()` returns.
+
+    Args:
+        folder: its TRAINYARD_HOME; made when it is missing.
+        ephemeral: it ends when no client is attached and no job is active.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ready, said = os.pipe()
+    with (folder / LOG_FILE).open("ab") as log:
+        process = subprocess.Popen(
+            [*command(folder, ephemeral=ephemeral), "--ready-fd", str(said)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[said],
+            start_new_session=True,
+            cwd="/",
+        )
+    os.close(said)
+    return StartingYard(process, ready, folder)
+
+
+def command(folder: Path, *, ephemeral: bool = False) -> list[str]:
+    """The command that runs a yard in the foreground."""
+    return [sys.executable, "-m", "trainyard_embedded", "--home", str(folder), *["--ephemeral"] * ephemeral]
