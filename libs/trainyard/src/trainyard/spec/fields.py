@@ -7,7 +7,7 @@ and raises through `refuse`, which is how a check names what is allowed and what
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -28,10 +28,20 @@ T = TypeVar("T")
 M = TypeVar("M")
 
 
+Complaint = tuple[tuple[str | int, ...], str, str, str]
+"""Where below the checked value, what is wrong, what is allowed, what was probably meant."""
+
+
 def refuse(message: str, *, allowed: str = "", suggestion: str = "", at: tuple[str | int, ...] = ()) -> NoReturn:
-    """Ends a check: `at` is where below the checked field the mistake is."""
-    context = {"allowed": allowed, "suggestion": suggestion, "at": at, "text": message}
-    raise PydanticCustomError("refused", "{text}", context)
+    """Ends a check: the value is wrong."""
+    refuse_all([(at, message, allowed, suggestion)])
+    raise AssertionError("unreachable")
+
+
+def refuse_all(complaints: Sequence[Complaint]) -> None:
+    """Ends a check that found several mistakes; does nothing when there is none."""
+    if complaints:
+        raise PydanticCustomError("refused", "{text}", {"text": complaints[0][1], "complaints": complaints})
 
 
 def _text(pattern: str, words: str, max_length: int) -> StringConstraints:
@@ -52,13 +62,18 @@ Name = Annotated[
 ENV_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 ENV_WORDS = "letters, digits and '_', not beginning with a digit"
 EnvName = Annotated[str, _text(ENV_NAME, ENV_WORDS, 255)]
+"""A variable that someone else sets; `Variable` is one of the user's."""
+Undashed = Annotated[str, _text(r"^[^-\s]\S*$", "a text without spaces that does not begin with '-'", 2048)]
+"""What is handed to a program as an argument and must not be taken for an option."""
 _ARTIFACT = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"
 ArtifactName = Annotated[
     str, _text(f"^{_ARTIFACT}$", "letters, digits, '.', '_', '-' and '/' between them, at most 128 characters", 128)
 ]
 ArtifactReference = Annotated[
     str,
-    _text(f"^{_ARTIFACT}(@[A-Za-z0-9][A-Za-z0-9._-]*)?$", "an artifact: name, name@alias, name@3 or a version's id", 256),
+    _text(
+        f"^{_ARTIFACT}(@[A-Za-z0-9][A-Za-z0-9._-]*)?$", "an artifact: name, name@alias, name@3 or a version's id", 256
+    ),
 ]
 MetricName = Annotated[str, _text(r"^[A-Za-z0-9_][A-Za-z0-9_./ -]*$", "a metric's name, such as val/accuracy", 256)]
 
@@ -72,31 +87,32 @@ LabelValue = Annotated[
 ]
 
 
-def _check_label_keys(labels: Mapping[str, str]) -> Mapping[str, str]:
-    for key in labels:
-        prefix, _, name = key.rpartition("/")
-        if not _LABEL_KEY.fullmatch(key) or len(name) > 63 or len(prefix) > 253:
-            refuse("not a label's name", allowed="name or domain/name, such as team or example.com/team", at=(key,))
-    return labels
+def _check_label_key(key: str) -> str:
+    prefix, _, name = key.rpartition("/")
+    if not _LABEL_KEY.fullmatch(key) or len(name) > 63 or len(prefix) > 253:
+        refuse("not a label's name", allowed="name or domain/name, such as team or example.com/team")
+    return key
 
 
-def _check_env_names(env: Mapping[str, str]) -> Mapping[str, str]:
-    for name in env:
-        if not re.fullmatch(ENV_NAME[1:-1], name) or len(name) > 255:
-            refuse("not a name for an environment variable", allowed=ENV_WORDS, at=(name,))
-        refuse_reserved(name, at=(name,))
-    return env
-
-
-def refuse_reserved(name: str, at: tuple[str | int, ...]) -> None:
-    """The yard's own variables are not the user's to set."""
+def check_variable(name: str) -> str:
+    """The name of an environment variable that is the user's to set."""
+    if not re.fullmatch(ENV_NAME[1:-1], name) or len(name) > 255:
+        suggestion = re.sub(r"[^A-Za-z0-9_]+", "_", name)
+        suggestion = suggestion if re.fullmatch(ENV_NAME[1:-1], suggestion) else ""
+        refuse("not a name for an environment variable", allowed=ENV_WORDS, suggestion=suggestion)
     if name.startswith("TRAINYARD_"):
-        refuse("variables that begin with TRAINYARD_ are set by the yard", allowed="another name", at=at)
+        refuse("variables that begin with TRAINYARD_ are set by the yard", allowed="another name")
+    return name
 
 
+Variable = Annotated[str, AfterValidator(check_variable), WithJsonSchema({"type": "string", "pattern": ENV_NAME})]
+# Keys are checked by code alone: a structural schema has no word for them.
+_Key = Annotated[str, WithJsonSchema({"type": "string"})]
 _frozen = (AfterValidator(MappingProxyType), PlainSerializer(dict))
-Labels = Annotated[Mapping[str, LabelValue], AfterValidator(_check_label_keys), Field(max_length=64), *_frozen]
-Env = Annotated[Mapping[str, str], AfterValidator(_check_env_names), Field(max_length=1000), *_frozen]
+Labels = Annotated[
+    Mapping[Annotated[_Key, AfterValidator(_check_label_key)], LabelValue], Field(max_length=64), *_frozen
+]
+Env = Annotated[Mapping[Annotated[_Key, AfterValidator(check_variable)], str], Field(max_length=1000), *_frozen]
 
 # Paths
 
@@ -123,16 +139,16 @@ RelativePath = Annotated[
 # Quantities
 
 
-def _bounded(
-    parse: Callable[[object], float], least: float, most: float, words: str
-) -> Callable[[Any], Any]:
+def _bounded(parse: Callable[[object], float], least: float, most: float, words: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         try:
             amount = parse(value)
         except QuantityError as error:
             refuse(str(error), allowed=error.allowed, suggestion=error.suggestion)
         if not least <= amount <= most:
-            suggestion = f"{value}Gi" if parse is quantities.memory_bytes and str(value).isdigit() and amount < 1024 else ""
+            suggestion = (
+                f"{value}Gi" if parse is quantities.memory_bytes and str(value).isdigit() and amount < 1024 else ""
+            )
             refuse("too little" if amount < least else "too much", allowed=words, suggestion=suggestion)
         return value
 
@@ -190,7 +206,9 @@ def _check_step_pattern(pattern: str) -> str:
     if pattern.count("{step}") != 1:
         stem, dot, ending = pattern.rpartition(".")
         suggestion = "" if "{" in pattern else (f"{stem}-{{step}}.{ending}" if dot else f"{pattern}-{{step}}")
-        refuse("has to contain {step} exactly once", allowed="a file name such as step-{step}.pt", suggestion=suggestion)
+        refuse(
+            "has to contain {step} exactly once", allowed="a file name such as step-{step}.pt", suggestion=suggestion
+        )
     if "/" in pattern:
         refuse("names an entry of checkpoints.path, not a path", allowed="a file name such as step-{step}.pt")
     return pattern
@@ -201,15 +219,18 @@ StepPattern = Annotated[str, AfterValidator(_check_step_pattern), StringConstrai
 # Lists
 
 
-def unique(key: Callable[[Any], Hashable], at: tuple[str | int, ...] = ()) -> AfterValidator:
-    """A list whose items differ in `key`; the mistake is reported at the later item."""
+def unique(key: Callable[[Any], Hashable], *at: str) -> AfterValidator:
+    """A list whose items differ in `key`; the mistake is reported at the later item, in its field `at`."""
 
     def check(items: tuple[T, ...]) -> tuple[T, ...]:
         first: dict[Hashable, int] = {}
-        for index, item in enumerate(items):
-            earlier = first.setdefault(key(item), index)
-            if earlier != index:
-                refuse(f"the same as in item {earlier}", allowed="each only once", at=(index, *at))
+        earlier = [first.setdefault(key(item), index) for index, item in enumerate(items)]
+        complaints = [
+            ((index, *at), f"the same as in item {before}", "each only once", "")
+            for index, before in enumerate(earlier)
+            if before != index
+        ]
+        refuse_all(complaints)
         return items
 
     return AfterValidator(check)

@@ -30,10 +30,12 @@ from trainyard.spec.fields import (
     Name,
     RelativePath,
     StepPattern,
+    Undashed,
+    Variable,
     exactly_one,
     one_required,
     refuse,
-    refuse_reserved,
+    refuse_all,
     unique,
 )
 
@@ -72,23 +74,30 @@ class Part(BaseModel):
     """A mapping in the document: unknown keys are refused, and nothing changes after it was read."""
 
     model_config = ConfigDict(
-        strict=True, frozen=True, extra="forbid", alias_generator=to_camel, validate_by_name=True, validate_by_alias=True
+        strict=True,
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        validate_by_name=True,
+        validate_by_alias=True,
     )
 
 
 class Metadata(Part):
-    name: Name = Field(description="Name of the job. Several jobs may share one; each has an id of its own.", examples=["digits"])
-    labels: Labels = Field(default_factory=dict, description="Free labels, to find jobs by.", examples=[{"team": "vision"}])
+    name: Name = Field(
+        description="Name of the job. Several jobs may share one; each has an id of its own.", examples=["digits"]
+    )
+    labels: Labels = Field(
+        default_factory=dict, description="Free labels, to find jobs by.", examples=[{"team": "vision"}]
+    )
 
 
 class GitSource(Part):
-    url: Annotated[str, Field(min_length=1, max_length=2048, pattern=r"^[A-Za-z0-9]")] = Field(
+    url: Undashed = Field(
         description="Repository to clone, on the machine where the workers run.",
         examples=["https://example.com/team/train.git"],
     )
-    ref: Annotated[str, Field(min_length=1, max_length=255, pattern=r"^[A-Za-z0-9]")] = Field(
-        description="Commit, tag or branch. A commit makes the job repeatable.", examples=["v1.4.0"]
-    )
+    ref: Undashed = Field(description="Commit, tag or branch. A commit makes the job repeatable.", examples=["v1.4.0"])
     path: RelativePath = Field(default=".", description="Folder of the repository in which the workers run.")
 
 
@@ -102,9 +111,13 @@ class Code(Part):
         examples=["."],
     )
     exclude: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=256)] = Field(
-        default=(), description="With `path`: patterns, as in `.gitignore`, of what is not packed.", examples=[["data/"]]
+        default=(),
+        description="With `path`: patterns, as in `.gitignore`, of what is not packed.",
+        examples=[["data/"]],
     )
-    artifact: ArtifactReference | None = Field(default=None, description="Code that is already stored.", examples=["digits-code@3"])
+    artifact: ArtifactReference | None = Field(
+        default=None, description="Code that is already stored.", examples=["digits-code@3"]
+    )
     git: GitSource | None = Field(default=None, description="Code in a git repository.")
 
     _one_source = model_validator(mode="after")(exactly_one("path", "artifact", "git"))
@@ -132,7 +145,9 @@ class Resources(Part):
 class SecretSource(Part):
     model_config = ConfigDict(json_schema_extra=one_required("env", "file"))
 
-    env: EnvName | None = Field(default=None, description="A variable of the launcher's environment.", examples=["WANDB_API_KEY"])
+    env: EnvName | None = Field(
+        default=None, description="A variable of the launcher's environment.", examples=["WANDB_API_KEY"]
+    )
     file: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         default=None, description="A file on the launcher's machine; its content without the last line end."
     )
@@ -141,14 +156,10 @@ class SecretSource(Part):
 
 
 class Secret(Part):
-    name: EnvName = Field(description="Variable that holds the value for the workers.", examples=["WANDB_API_KEY"])
-    from_: SecretSource = Field(alias="from", description="Where the launcher finds the value.", examples=[{"env": "WANDB_API_KEY"}])
-
-    @field_validator("name")
-    @classmethod
-    def _not_reserved(cls, name: str) -> str:
-        refuse_reserved(name, at=())
-        return name
+    name: Variable = Field(description="Variable that holds the value for the workers.", examples=["WANDB_API_KEY"])
+    from_: SecretSource = Field(
+        alias="from", description="Where the launcher finds the value.", examples=[{"env": "WANDB_API_KEY"}]
+    )
 
 
 class Input(Part):
@@ -174,15 +185,16 @@ class Keep(Part):
 class Checkpoints(Part):
     path: RelativePath = Field(description="Folder in which the script writes checkpoints.", examples=["checkpoints"])
     pattern: StepPattern = Field(
-        description="Name of one checkpoint (a file or a folder); `{step}` stands for its step.", examples=["step-{step}.pt"]
+        description="Name of one checkpoint (a file or a folder); `{step}` stands for its step.",
+        examples=["step-{step}.pt"],
     )
     keep: Keep = Field(default=Keep(), description="What is kept in the artifact store; the rest is removed.")
 
 
 class RetryRule(Part):
-    exit_codes: Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], Field(min_length=1, max_length=255)] | None = Field(
-        default=None, description="Exit code of the first failing worker.", examples=[[143]]
-    )
+    exit_codes: (
+        Annotated[tuple[Annotated[int, Field(ge=1, le=255)], ...], Field(min_length=1, max_length=255)] | None
+    ) = Field(default=None, description="Exit code of the first failing worker.", examples=[[143]])
     signals: Annotated[tuple[SignalName, ...], Field(min_length=1, max_length=32)] | None = Field(
         default=None, description="Signal that ended the first failing worker.", examples=[["SIGKILL"]]
     )
@@ -195,7 +207,8 @@ class RetryRule(Part):
         default=None, description="Why the attempt ended.", examples=[["Hung", "AgentLost"]]
     )
     action: Action = Field(
-        description="`retry` spends the budget, `retryFree` does not (at most 10 times), `fail` ends the job.", examples=["retryFree"]
+        description="`retry` spends the budget, `retryFree` does not (at most 10 times), `fail` ends the job.",
+        examples=["retryFree"],
     )
 
     @model_validator(mode="after")
@@ -206,13 +219,17 @@ class RetryRule(Part):
 
 
 class Retries(Part):
-    limit: Annotated[int, Field(ge=0, le=100)] = Field(default=0, description="How many failures are tried again.", examples=[3])
+    limit: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=0, description="How many failures are tried again.", examples=[3]
+    )
     backoff: Backoff = Field(default="5s", description="Wait before the first retry; it doubles with each, up to 5m.")
     rules: Annotated[tuple[RetryRule, ...], Field(max_length=32)] = Field(
         default=(),
         description="The first rule that matches a failure decides; without one it spends the budget. A rule matches when "
         "each of its matchers does.",
-        examples=[[{"exitCodes": [143], "action": "retryFree"}, {"logPattern": "CUDA out of memory", "action": "fail"}]],
+        examples=[
+            [{"exitCodes": [143], "action": "retryFree"}, {"logPattern": "CUDA out of memory", "action": "fail"}]
+        ],
     )
 
 
@@ -221,13 +238,17 @@ class Kubernetes(Part):
     @classmethod
     def _not_yet(cls, value: Any) -> Any:
         if isinstance(value, dict) and value:
-            refuse("comes with Kubernetes support, which this version does not have", allowed="{}", at=(next(iter(value)),))
+            refuse(
+                "comes with Kubernetes support, which this version does not have", allowed="{}", at=(next(iter(value)),)
+            )
         return value
 
 
 class Spec(Part):
     queue: Name = Field(default="default", description="Queue in which the job waits.")
-    priority: Annotated[int, Field(ge=0, le=1000)] = Field(default=50, description="Higher starts first; equal ones by age.")
+    priority: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=50, description="Higher starts first; equal ones by age."
+    )
     runtime: Runtime = Field(
         default="process",
         description="How workers are started: `torchrun` and `deepspeed` give them torchrun's environment, `process` runs the "
@@ -238,27 +259,38 @@ class Spec(Part):
         description="Program and arguments of every worker, without a shell. Quote numbers.",
         examples=[["python", "train.py", "--epochs", "20"]],
     )
-    code: Code | None = Field(default=None, description="What the workers run, one of `path`, `artifact`, `git`. Absent: only the command.")
-    python: Python | None = Field(default=None, description="Python environment of the workers. Absent: the launcher's own.")
-    nodes: Annotated[int, Field(ge=1, le=1024)] = Field(default=1, description="Nodes; several may share one machine.")
-    workers_per_node: Annotated[int, Field(ge=1, le=128)] = Field(default=1, description="Worker processes on each node.", examples=[2])
-    resources: Resources = Field(default=Resources(), description="What each worker needs.")
-    env: Env = Field(default_factory=dict, description="Environment variables. Quote numbers.", examples=[{"OMP_NUM_THREADS": "1"}])
-    secrets: Annotated[tuple[Secret, ...], Field(max_length=64), unique(lambda secret: secret.name, ("name",))] = Field(
-        default=(), description="Environment variables whose values stay on the launcher's machine and are never stored."
+    code: Code | None = Field(
+        default=None, description="What the workers run, one of `path`, `artifact`, `git`. Absent: only the command."
     )
-    inputs: Annotated[tuple[Input, ...], Field(max_length=64), unique(lambda entry: entry.path.rstrip("/"), ("path",))] = Field(
-        default=(), description="Artifacts that are there when the workers start."
+    python: Python | None = Field(
+        default=None, description="Python environment of the workers. Absent: the launcher's own."
+    )
+    nodes: Annotated[int, Field(ge=1, le=1024)] = Field(default=1, description="Nodes; several may share one machine.")
+    workers_per_node: Annotated[int, Field(ge=1, le=128)] = Field(
+        default=1, description="Worker processes on each node.", examples=[2]
+    )
+    resources: Resources = Field(default=Resources(), description="What each worker needs.")
+    env: Env = Field(
+        default_factory=dict, description="Environment variables. Quote numbers.", examples=[{"OMP_NUM_THREADS": "1"}]
+    )
+    secrets: Annotated[tuple[Secret, ...], Field(max_length=64), unique(lambda secret: secret.name, "name")] = Field(
+        default=(),
+        description="Environment variables whose values stay on the launcher's machine and are never stored.",
+    )
+    inputs: Annotated[tuple[Input, ...], Field(max_length=64), unique(lambda entry: entry.path.rstrip("/"), "path")] = (
+        Field(default=(), description="Artifacts that are there when the workers start.")
     )
     checkpoints: Checkpoints | None = Field(
         default=None, description="Stored while the job runs; a new attempt starts from the newest verified one."
     )
-    outputs: Annotated[tuple[Output, ...], Field(max_length=64), unique(lambda entry: entry.artifact, ("artifact",))] = Field(
-        default=(), description="What is stored when the workers end."
+    outputs: Annotated[tuple[Output, ...], Field(max_length=64), unique(lambda entry: entry.artifact, "artifact")] = (
+        Field(default=(), description="What is stored when the workers end.")
     )
     retries: Retries = Field(default=Retries(), description="What happens after a failure.")
     deadline: Duration | None = Field(
-        default=None, description="Time the job may take from its first start, all attempts together. Absent: no limit.", examples=["2h"]
+        default=None,
+        description="Time the job may take from its first start, all attempts together. Absent: no limit.",
+        examples=["2h"],
     )
     hang_timeout: Duration | None = Field(
         default=None,
@@ -267,8 +299,12 @@ class Spec(Part):
         examples=["10m"],
     )
     grace_period: Grace = Field(default="30s", description="Time from SIGTERM to SIGKILL when the job is stopped.")
-    ttl: Duration | None = Field(default=None, description="Time after its end when the job is forgotten. Absent: kept.", examples=["7d"])
-    kubernetes: Kubernetes | None = Field(default=None, description="What only Kubernetes has. Kept for its support; empty until then.")
+    ttl: Duration | None = Field(
+        default=None, description="Time after its end when the job is forgotten. Absent: kept.", examples=["7d"]
+    )
+    kubernetes: Kubernetes | None = Field(
+        default=None, description="What only Kubernetes has. Kept for its support; empty until then."
+    )
 
     # A check of two fields is a validator of the later one, so that it runs however wrong the others are.
 
@@ -282,17 +318,18 @@ class Spec(Part):
     @field_validator("env")
     @classmethod
     def _leaves_torchrun_its_variables(cls, env: Env, info: ValidationInfo) -> Env:
-        if info.data.get("runtime") in ("torchrun", "deepspeed"):
-            for name in TORCHRUN_VARIABLES.intersection(env):
-                refuse(f"set for each worker by the runtime {info.data['runtime']}", allowed="another name", at=(name,))
+        runtime = info.data.get("runtime")
+        if runtime in ("torchrun", "deepspeed"):
+            message = f"set for each worker by the runtime {runtime}"
+            refuse_all([((name,), message, "another name", "") for name in env if name in TORCHRUN_VARIABLES])
         return env
 
     @field_validator("secrets")
     @classmethod
     def _differ_from_env(cls, secrets: tuple[Secret, ...], info: ValidationInfo) -> tuple[Secret, ...]:
-        for index, secret in enumerate(secrets):
-            if secret.name in info.data.get("env", ()):
-                refuse("set in spec.env as well", allowed="each variable once", at=(index, "name"))
+        env = info.data.get("env", ())
+        doubled = [index for index, secret in enumerate(secrets) if secret.name in env]
+        refuse_all([((index, "name"), "set in spec.env as well", "each variable once", "") for index in doubled])
         return secrets
 
 
@@ -339,4 +376,3 @@ class TrainingJob(Part):
         """
         spec = self.spec.model_copy(update={"code": Code(artifact=reference)})
         return self.model_copy(update={"spec": spec})
-

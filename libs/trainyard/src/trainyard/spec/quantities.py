@@ -29,8 +29,28 @@ _SECONDS = {"ms": Fraction(1, 1000), "s": 1, "m": 60, "h": 3600, "d": 86400, "w"
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|w)")
 _LONGEST = 40  # characters; more is no quantity, and slow to convert
 
-_MEMORY_SPELLINGS = {"m": "Mi", "mb": "M", "mib": "Mi", "meg": "M", "g": "G", "gb": "G", "gib": "Gi", "gi": "Gi", "mi": "Mi"}
-_MEMORY_SPELLINGS |= {"k": "k", "kb": "k", "kib": "Ki", "ki": "Ki", "t": "T", "tb": "T", "tib": "Ti", "ti": "Ti", "b": ""}
+_MEMORY_SPELLINGS = {
+    "m": "Mi",
+    "mb": "M",
+    "mib": "Mi",
+    "meg": "M",
+    "g": "G",
+    "gb": "G",
+    "gib": "Gi",
+    "gi": "Gi",
+    "mi": "Mi",
+}
+_MEMORY_SPELLINGS |= {
+    "k": "k",
+    "kb": "k",
+    "kib": "Ki",
+    "ki": "Ki",
+    "t": "T",
+    "tb": "T",
+    "tib": "Ti",
+    "ti": "Ti",
+    "b": "",
+}
 _DURATION_SPELLINGS = {
     **dict.fromkeys(("ms", "msec", "millis", "milliseconds"), "ms"),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
@@ -104,7 +124,11 @@ def _is_number(value: object) -> bool:
 def _suggest_cpu(value: object) -> str:
     if isinstance(value, float) and 0 < value < 1e6:
         return f'"{round(value * 1000)}m"'
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(m|cores?|cpus?|vcpus?)", value.strip().lower()) if _short(value) else None
+    found = (
+        re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(m|cores?|cpus?|vcpus?)", value.strip().lower())
+        if _short(value)
+        else None
+    )
     if not found:
         return ""
     return found[1] + ("m" if found[2] == "m" and "." not in found[1] else "")

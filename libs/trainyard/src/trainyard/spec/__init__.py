@@ -1,0 +1,54 @@
+"""The documents that describe work for a yard: `load` reads one, `TrainingJob` is what it says.
+
+>>> job = load("{apiVersion: trainyard.dev/v1alpha1, kind: TrainingJob, metadata: {name: hello}, spec: {command: [echo, hi]}}")
+>>> job.spec.nodes
+1
+"""
+
+from trainyard.spec.loading import MAX_BYTES, load
+from trainyard.spec.model import (
+    API_VERSION,
+    KIND,
+    Best,
+    Checkpoints,
+    Code,
+    GitSource,
+    Input,
+    Keep,
+    Metadata,
+    Output,
+    Python,
+    Resources,
+    Retries,
+    RetryRule,
+    Secret,
+    SecretSource,
+    Spec,
+    TrainingJob,
+)
+from trainyard.spec.problems import Problem, SpecError
+
+__all__ = [
+    "API_VERSION",
+    "KIND",
+    "MAX_BYTES",
+    "Best",
+    "Checkpoints",
+    "Code",
+    "GitSource",
+    "Input",
+    "Keep",
+    "Metadata",
+    "Output",
+    "Problem",
+    "Python",
+    "Resources",
+    "Retries",
+    "RetryRule",
+    "Secret",
+    "SecretSource",
+    "Spec",
+    "SpecError",
+    "TrainingJob",
+    "load",
+]
