@@ -1,7 +1,8 @@
 """Manifests: what a version is made of, and the digest that names it.
 
 The canonical form is the protobuf encoding with files sorted by path (by code point), fields in the order of their
-numbers and defaults left out; a manifest has no maps, so that the encoding is unique. A version's digest is the BLAKE3 hash of it.
+numbers and defaults left out; a manifest has no maps, so that the encoding is unique. A version's digest is the BLAKE3
+hash of it.
 """
 
 from __future__ import annotations

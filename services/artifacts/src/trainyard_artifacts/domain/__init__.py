@@ -1,0 +1,1 @@
+"""Pure rules of the store: no database, no network, no clock."""

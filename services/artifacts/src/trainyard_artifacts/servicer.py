@@ -1,0 +1,140 @@
+"""The methods of `ArtifactService`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from servicekit.auth import current_principal, require_user
+from servicekit.errors import InvalidArgument
+from servicekit.store import Store
+from sqlmodel import Session
+from trainyard.artifacts import manifest
+from trainyard_protos.v1 import artifacts_pb2 as pb
+from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceServicer
+
+from trainyard_artifacts import catalog, fences, listing, transfer
+from trainyard_artifacts.access import producer_of, require_kind, require_own, workspace_of
+from trainyard_artifacts.blobs import BlobStore
+from trainyard_artifacts.commits import Commits
+from trainyard_artifacts.counters import Counters
+from trainyard_artifacts.domain.names import LATEST, ById, check_alias, parse_reference
+from trainyard_artifacts.settings import Settings
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class ArtifactServicer(ArtifactServiceServicer):
+    """Checks who calls, then hands over to catalog, commits and transfer."""
+
+    def __init__(self, store: Store, blobs: BlobStore, settings: Settings, counters: Counters) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._settings = settings
+        self._counters = counters
+        self._commits = Commits(store, blobs, settings)
+        self._fences = fences.Fences(store)
+        self._trees = transfer.Trees()
+
+    async def _enter(self, workspace: str) -> str:
+        allowed = workspace_of(workspace)
+        await self._fences.observe(current_principal())
+        return allowed
+
+    async def FindMissing(self, request: pb.FindMissingRequest, context: Context) -> pb.FindMissingResponse:
+        workspace = await self._enter(request.workspace)
+        hashes = self._check_hashes(list(request.hashes))
+        return pb.FindMissingResponse(hashes=await self._blobs.missing(workspace, hashes))
+
+    async def PutChunks(self, request_iterator: AsyncIterator[pb.Chunk], context: Context) -> pb.PutChunksResponse:
+        await self._fences.observe(current_principal())
+        return await transfer.receive(request_iterator, self._blobs, self._settings, self._counters)
+
+    async def GetChunks(self, request: pb.GetChunksRequest, context: Context) -> AsyncIterator[pb.Chunk]:
+        workspace = await self._enter(request.workspace)
+        hashes = self._check_hashes(list(request.hashes))
+        row = await self._store.read(lambda session: catalog.find(session, workspace, ById(request.version_id)))
+        paths = self._trees.get(row.id)
+        if paths is None:
+            paths = self._trees.put(row.id, await self._store.read(lambda session: catalog.read_manifest(session, row)))
+        async for chunk in transfer.send(row, paths, hashes, self._blobs, self._counters):
+            yield chunk
+
+    async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.Version:
+        await self._admit(request)
+        version = await self._commits.commit(request)
+        self._counters.versions.labels(version.kind).inc()
+        return version
+
+    async def CommitPart(self, request: pb.CommitPartRequest, context: Context) -> pb.CommitPartResponse:
+        await self._admit(request.commit)
+        version = await self._commits.commit_part(request)
+        if version is not None:
+            self._counters.versions.labels(version.kind).inc()
+        return pb.CommitPartResponse(version=version)
+
+    async def GetVersion(self, request: pb.GetVersionRequest, context: Context) -> pb.VersionDetail:
+        workspace = await self._enter(request.workspace)
+        reference = parse_reference(request.reference)
+
+        def read(session: Session) -> pb.VersionDetail:
+            row = catalog.find(session, workspace, reference)
+            version = catalog.messages(session, [row])[0]
+            tree = None if request.without_manifest else catalog.read_manifest(session, row)
+            return pb.VersionDetail(version=version, manifest=tree)
+
+        return await self._store.read(read)
+
+    async def ListArtifacts(self, request: pb.ListArtifactsRequest, context: Context) -> pb.ListArtifactsResponse:
+        workspace = await self._enter(request.workspace)
+        return await self._store.read(lambda session: listing.artifacts(session, workspace, request))
+
+    async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:
+        workspace = await self._enter(request.workspace)
+        return await self._store.read(lambda session: listing.versions(session, workspace, request))
+
+    async def SetAlias(self, request: pb.SetAliasRequest, context: Context) -> pb.Version:
+        workspace = await self._enter(request.workspace)
+        reference, producer, principal = (
+            parse_reference(request.reference),
+            producer_of(request.producer),
+            current_principal(),
+        )
+        if check_alias(request.alias) == LATEST:
+            raise InvalidArgument("'latest' moves by itself", reason="BadAlias", hint="choose another alias")
+
+        def change(session: Session) -> pb.Version:
+            row = catalog.find(session, workspace, reference)
+            require_own(principal, catalog.messages(session, [row])[0])
+            if producer.fence:
+                fences.check(session, workspace, producer.job_id, producer.fence)
+            catalog.point(session, row, request.alias)
+            session.flush()
+            return catalog.messages(session, [row])[0]
+
+        return await self._store.write(change)
+
+    async def DeleteVersion(self, request: pb.DeleteVersionRequest, context: Context) -> pb.DeleteVersionResponse:
+        require_user()
+        workspace = await self._enter(request.workspace)
+        reference = parse_reference(request.reference)
+        await self._store.write(lambda session: catalog.remove(session, catalog.find(session, workspace, reference)))
+        return pb.DeleteVersionResponse()
+
+    async def _admit(self, request: pb.CommitRequest) -> None:
+        request.workspace = await self._enter(request.workspace)
+        require_kind(request.kind)
+        request.producer.CopyFrom(producer_of(request.producer))
+
+    def _check_hashes(self, hashes: list[bytes]) -> list[bytes]:
+        limit = self._settings.max_hashes_per_call
+        if len(hashes) > limit:
+            raise InvalidArgument(
+                f"{len(hashes):,} hashes in one call", reason="TooManyHashes", hint=f"send at most {limit:,} at a time"
+            )
+        if any(len(hash) != manifest.HASH_BYTES for hash in hashes):
+            raise InvalidArgument(
+                "a hash has the wrong length", reason="BadHash", hint=f"send the {manifest.HASH_BYTES} bytes of BLAKE3"
+            )
+        return hashes
