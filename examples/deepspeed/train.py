@@ -110,6 +110,8 @@ def main() -> None:
     )
     deepspeed.init_distributed("gloo" if os.environ.get("DS_ACCELERATOR") == "cpu" else None)
     train(deepspeed.add_config_arguments(parser).parse_args())
+    # Gloo's threads outlive the group; one that still holds a tensor of ours would abort the interpreter's exit.
+    dist.barrier()
     dist.destroy_process_group()
 
 

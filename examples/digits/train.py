@@ -174,8 +174,9 @@ def main() -> None:
     if world > 1:
         dist.init_process_group("gloo")
     train(args, rank, world)
-    # The replicas are gone by now: one that outlives its group can abort the interpreter's exit.
     if world > 1:
+        # Gloo's threads outlive the group; one that still holds a tensor of ours would abort the interpreter's exit.
+        dist.barrier()
         dist.destroy_process_group()
 
 
