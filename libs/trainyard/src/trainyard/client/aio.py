@@ -9,6 +9,7 @@ from typing import Self
 from trainyard_protos.v1 import scheduler_pb2, yard_pb2
 
 from trainyard import errors
+from trainyard.client.attachment import Attachment
 from trainyard.client.connection import CALL_DEADLINE_S, Connection, find
 from trainyard.client.documents import Source
 from trainyard.client.follow import FollowCalls
@@ -70,6 +71,17 @@ class AsyncClient(FollowCalls, ArtifactCalls):
         """
         found = await self.get(job)
         return AsyncJobHandle(self, found.id, found.name)
+
+    @property
+    def ephemeral(self) -> bool:
+        """Whether the yard runs on this machine and ends when no client is attached and no job is active."""
+        return self._connection.target.ephemeral
+
+    async def attach(self) -> Attachment:
+        """Keeps an ephemeral yard up until this process ends or the attachment is released."""
+        attachment = Attachment(self._connection.yard.Attach(), self.workspace)
+        await attachment.hold()
+        return attachment
 
     async def info(self) -> yard_pb2.InfoResponse:
         """What runs behind this endpoint."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainyard import errors
 from trainyard.artifacts import ArtifactError, pack_code
@@ -10,26 +13,45 @@ from trainyard.client.connection import Connection
 from trainyard.client.documents import Document
 from trainyard.client.transfer import upload_files
 
+if TYPE_CHECKING:
+    from trainyard.spec import TrainingJob
+
+
+def resolved(document: Document) -> TrainingJob:
+    """What the document says, with every default filled in.
+
+    Raises:
+        InvalidSpec: the document is wrong.
+    """
+    from trainyard.spec import SpecError, load
+
+    try:
+        return load(document.text, document.filename)
+    except SpecError as error:
+        raise errors.InvalidSpec(str(error), problems=error.problems) from None
+
 
 async def pack(connection: Connection, document: Document, workspace: str) -> str:
-    """Stores the document's code; returns a reference to exactly that version.
+    """Stores the folder `code.path` of the document; returns a reference to exactly that version.
 
     Raises:
         InvalidSpec: the document is wrong.
         InvalidArgument: the folder is missing, too large, or holds what cannot be stored.
     """
-    from trainyard.spec import SpecError, load
-
-    try:
-        job = load(document.text, document.filename)
-    except SpecError as error:
-        raise errors.InvalidSpec(str(error), problems=error.problems) from None
+    job = resolved(document)
     code = job.spec.code
     if code is None or code.path is None:
         raise errors.InvalidArgument("the document has no 'code.path' to pack", reason="NoCode")
     root = document.folder / code.path
+    files = await asyncio.to_thread(_files, root, code.exclude)
+    name = f"{job.metadata.name}-code"
+    version = await upload_files(connection, root, files, workspace, name, kind="code")
+    return f"{version.name}@{version.number}"
+
+
+def _files(root: Path, exclude: Sequence[str]) -> list[Path]:
     try:
-        files = await asyncio.to_thread(pack_code, root, code.exclude)
+        return pack_code(root, exclude)
     except ArtifactError as error:
         raise errors.InvalidArgument(error.message, reason=error.reason, hint=error.hint) from None
     except OSError as error:
@@ -38,6 +60,3 @@ async def pack(connection: Connection, document: Document, workspace: str) -> st
             reason="CodeUnreadable",
             hint="relative paths start at the folder of the document",
         ) from None
-    name = f"{job.metadata.name}-code"
-    version = await upload_files(connection, root, files, workspace, name, kind="code")
-    return f"{version.name}@{version.number}"

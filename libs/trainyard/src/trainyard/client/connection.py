@@ -38,6 +38,7 @@ class Target:
     ca_file: Path | None = None
     home: Path | None = None
     """Folder of the yard when it runs on this machine."""
+    ephemeral: bool = False
 
 
 def find(endpoint: str | None = None, token: str | None = None, ca_file: Path | None = None) -> Target:
@@ -58,7 +59,7 @@ def find(endpoint: str | None = None, token: str | None = None, ca_file: Path | 
     found = home.read_endpoint(folder)
     if found is None:
         raise errors.NotRunning(f"no yard is running in {folder}", reason="NoYard", hint="start one with 'yard up'")
-    return Target(found.endpoint, token or _token_of(folder), ca_file, folder)
+    return Target(found.endpoint, token or _token_of(folder), ca_file, folder, found.ephemeral)
 
 
 def _token_of(folder: Path) -> str:

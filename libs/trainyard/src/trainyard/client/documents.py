@@ -6,11 +6,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
-
-from trainyard_protos.v1 import scheduler_pb2 as pb
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from trainyard.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from trainyard_protos.v1 import scheduler_pb2 as pb
 
 MAX_BYTES = 1024 * 1024
 
@@ -34,6 +35,9 @@ class Document:
     folder: Path
 
     def message(self) -> pb.Document:
+        """As it is sent. Imported late: `yard run` reads the document before it needs gRPC."""
+        from trainyard_protos.v1 import scheduler_pb2 as pb
+
         return pb.Document(text=self.text, filename=self.filename)
 
 

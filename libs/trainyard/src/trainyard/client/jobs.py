@@ -25,7 +25,7 @@ class JobCalls:
     workspace: str
 
     async def submit_document(
-        self, source: Source, *, idempotency_key: str = "", owner: pb.Owner | None = None
+        self, source: Source | Document, *, idempotency_key: str = "", owner: pb.Owner | None = None
     ) -> pb.SubmitResponse:
         """Submits, packing `code.path` when the document has one.
 
@@ -33,7 +33,7 @@ class JobCalls:
             InvalidSpec: the document is wrong; nothing was created.
             NotRunning: the yard cannot be reached.
         """
-        doc = document(source)
+        doc = source if isinstance(source, Document) else document(source)
         return await self.send(submit_request(doc, self.workspace, idempotency_key, owner), doc)
 
     async def send(self, request: pb.SubmitRequest, source: Document) -> pb.SubmitResponse:
@@ -42,10 +42,19 @@ class JobCalls:
         try:
             return await self._connection.call(scheduler.Submit, request)
         except errors.CodeNotPacked:
-            from trainyard.client.code import pack
-
-            request.packed_code = await pack(self._connection, source, self.workspace)
+            request.packed_code = await self.pack(source)
             return await self._connection.call(scheduler.Submit, request)
+
+    async def pack(self, source: Document) -> str:
+        """Packs and stores the folder `code.path` of a document; returns the reference of that version.
+
+        Raises:
+            InvalidSpec: the document is wrong.
+            InvalidArgument: the folder is missing, too large, or holds what cannot be stored.
+        """
+        from trainyard.client.code import pack
+
+        return await pack(self._connection, source, self.workspace)
 
     async def submit_documents(self, sources: Iterable[Source]) -> AsyncIterator[pb.SubmitResponse | errors.YardError]:
         """Submits many; each is answered on its own, in order."""

@@ -82,3 +82,8 @@ class RunCalls:
         """Python stacks of every rank, now."""
         request = launcher_pb2.StacksRequest(workspace=self.workspace, job_id=job)
         return (await self._connection.call(self._connection.launcher.Stacks, request, STACKS_DEADLINE_S)).ranks
+
+    async def shell(self, inputs: AsyncIterator[launcher_pb2.ShellInput]) -> AsyncIterator[launcher_pb2.ShellOutput]:
+        """A shell inside a worker: the first input is `open`; the last output is the exit code."""
+        async for output in self._connection.stream(self._connection.launcher.Shell, inputs):
+            yield output

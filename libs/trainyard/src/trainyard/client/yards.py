@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,18 +46,18 @@ class StartingYard:
         )
 
 
-def start(folder: Path, *, ephemeral: bool = False) -> StartingYard:
+def start(folder: Path, arguments: Sequence[str] = ()) -> StartingYard:
     """Starts a yard for `folder`, detached from this terminal; it serves when `wait()` returns.
 
     Args:
         folder: its TRAINYARD_HOME; made when it is missing.
-        ephemeral: it ends when no client is attached and no job is active.
+        arguments: options of `python -m trainyard_embedded`.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     ready, said = os.pipe()
     with (folder / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(
-            [*command(folder, ephemeral=ephemeral), "--ready-fd", str(said)],
+            command(folder, [*arguments, "--ready-fd", str(said)]),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -68,6 +69,6 @@ def start(folder: Path, *, ephemeral: bool = False) -> StartingYard:
     return StartingYard(process, ready, folder)
 
 
-def command(folder: Path, *, ephemeral: bool = False) -> list[str]:
-    """The command that runs a yard in the foreground."""
-    return [sys.executable, "-m", "trainyard_embedded", "--home", str(folder), *["--ephemeral"] * ephemeral]
+def command(folder: Path, arguments: Sequence[str] = ()) -> list[str]:
+    """The command that is a yard."""
+    return [sys.executable, "-m", "trainyard_embedded", "--home", str(folder), *arguments]

@@ -1,0 +1,83 @@
+"""Arguments and options that several commands have, and what running any of them needs."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainyard.cli.output import Format
+
+if TYPE_CHECKING:
+    from trainyard.client import AsyncClient
+
+LAST = "@last"
+_COMPLETION_DEADLINE_S = 2.0
+
+
+def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
+    """Ids and names of the newest jobs that begin with what is typed."""
+    import asyncio
+
+    from trainyard.client import AsyncClient, states
+    from trainyard.errors import YardError
+
+    async def candidates() -> list[tuple[str, str]]:
+        async with asyncio.timeout(_COMPLETION_DEADLINE_S), AsyncClient() as client:
+            jobs = [job async for job in client.list(limit=100)]
+        rows = [(LAST, "the newest job")]
+        rows += [(job.id, f"{job.name}, {states.name(job.state)}") for job in jobs]
+        return rows + [(job.name, states.name(job.state)) for job in jobs]
+
+    try:
+        return [row for row in asyncio.run(candidates()) if row[0].startswith(incomplete)]
+    except (YardError, TimeoutError):
+        return []
+
+
+Job = Annotated[
+    str,
+    typer.Argument(
+        metavar="[JOB]", help="Id, unique prefix of one, unique name, or @last.", autocompletion=complete_jobs
+    ),
+]
+RequiredJob = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="Id, unique prefix of one, unique name, or @last.", autocompletion=complete_jobs
+    ),
+]
+Output = Annotated[Format, typer.Option("-o", "--output", help="How to write the answer.", show_default=False)]
+File = Annotated[str, typer.Argument(metavar="FILE", help="Job file, YAML or JSON; - reads standard input.")]
+
+
+def with_client(work: Callable[[AsyncClient], Awaitable[int | None]]) -> None:
+    """Runs a command's work with a client of the yard; ends with the exit code it returns."""
+    import asyncio
+
+    from trainyard.client import AsyncClient
+
+    async def run() -> int | None:
+        async with AsyncClient() as client:
+            return await work(client)
+
+    raise typer.Exit(asyncio.run(run()) or 0)
+
+
+def source(file: str) -> str:
+    """The document named on the command line: a path, or the text on standard input.
+
+    Raises:
+        InvalidArgument: standard input is empty.
+    """
+    if file != "-":
+        return file
+    import sys
+
+    from trainyard.errors import InvalidArgument
+
+    text = sys.stdin.read()
+    if not text.strip():
+        raise InvalidArgument("standard input is empty", hint="pipe a job file into this command")
+    return f"{text}\n"

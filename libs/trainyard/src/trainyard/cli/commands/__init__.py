@@ -1,0 +1,1 @@
+"""The commands of `yard`, by subject. Each module registers its own."""

@@ -1,0 +1,149 @@
+"""Commands about jobs: jobs, status, events, explain, cancel, retry."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainyard.cli.arguments import LAST, Job, Output, RequiredJob, with_client
+from trainyard.cli.output import Format
+
+if TYPE_CHECKING:
+    from trainyard.client import AsyncClient
+
+Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on with what happens from now on.")]
+
+
+def register(app: typer.Typer) -> None:
+    for command in (jobs, status, events, explain, cancel, retry):
+        app.command()(command)
+
+
+def jobs(
+    state: Annotated[list[str] | None, typer.Option(help="Only this state; can be given again.")] = None,
+    queue: Annotated[str, typer.Option(help="Only this queue.")] = "",
+    name: Annotated[str, typer.Option(help="Only names that contain this.")] = "",
+    label: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="Only this label.")] = None,
+    owned: Annotated[bool, typer.Option("--all", help="Also jobs of studies and pipelines.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    output: Output = Format.TABLE,
+) -> None:
+    """List jobs, newest first."""
+    labels = _labels(label or [])
+
+    async def work(client: AsyncClient) -> None:
+        from trainyard.cli import job_views
+        from trainyard.cli.output import write
+
+        found = [
+            job
+            async for job in client.list(
+                states_in=state or [], queue=queue, name_contains=name, labels=labels, include_owned=owned, limit=limit
+            )
+        ]
+        if output.for_programs:
+            write(found, output)
+        else:
+            job_views.listing(found, wide=output is Format.WIDE)
+
+    with_client(work)
+
+
+def status(job: Job = LAST, output: Output = Format.TABLE) -> None:
+    """Show one job: its state, its attempts, what it uses."""
+
+    async def work(client: AsyncClient) -> None:
+        from trainyard.cli import job_views
+        from trainyard.cli.output import write
+
+        found = await client.get(job)
+        if output.for_programs:
+            write(found, output)
+        else:
+            job_views.detail(found, await job_views.live(client, found))
+
+    with_client(work)
+
+
+def events(
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Id, prefix, name or @last; all jobs without it.")] = "",
+    follow: Follow = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show every state change: who, what, when, why. With -o json, one object a line."""
+
+    async def work(client: AsyncClient) -> None:
+        from trainyard.cli import job_views
+        from trainyard.cli.output import write_line
+
+        show = write_line if output.for_programs else job_views.event
+        identifier = (await client.get(job)).id if job else ""
+        seen = 0
+        async for event in client.events(identifier):
+            show(event)
+            seen = event.seq
+        if follow:
+            async for event in client.watch(identifier, seen):
+                show(event)
+
+    with_client(work)
+
+
+def explain(job: Job = LAST, output: Output = Format.TABLE) -> None:
+    """Say why a job is in its state, and what would change it."""
+
+    async def work(client: AsyncClient) -> None:
+        from trainyard.cli import job_views
+        from trainyard.cli.output import write
+
+        answer = await client.explain(job)
+        if output.for_programs:
+            write(answer, output)
+        else:
+            job_views.explanation(answer)
+
+    with_client(work)
+
+
+def cancel(
+    job: RequiredJob,
+    message: Annotated[str, typer.Option("-m", "--message", help="Why; it is kept with the event.")] = "",
+) -> None:
+    """Stop a job: its processes get SIGTERM and their grace period."""
+
+    async def work(client: AsyncClient) -> None:
+        from trainyard.cli import words
+        from trainyard.cli.terminal import next_steps, say
+        from trainyard.client import states
+
+        found = await client.cancel(job, message)
+        say(f"{found.name} ({words.short(found.id)}) is {states.name(found.state)}")
+        next_steps(f"yard status {words.short(found.id)}", f"yard events {words.short(found.id)}")
+
+    with_client(work)
+
+
+def retry(job: RequiredJob) -> None:
+    """Put a failed or cancelled job back to the queue; it goes on from its last checkpoint."""
+
+    async def work(client: AsyncClient) -> None:
+        from trainyard.cli import words
+        from trainyard.cli.terminal import next_steps, say
+        from trainyard.client import states
+
+        found = await client.retry(job)
+        say(f"{found.name} ({words.short(found.id)}) is {states.name(found.state)}")
+        next_steps(f"yard logs -f {words.short(found.id)}", f"yard status {words.short(found.id)}")
+
+    with_client(work)
+
+
+def _labels(pairs: list[str]) -> dict[str, str]:
+    labels = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not key or not separator:
+            raise typer.BadParameter(f"'{pair}' is not KEY=VALUE, for instance team=vision", param_hint="--label")
+        labels[key] = value
+    return labels

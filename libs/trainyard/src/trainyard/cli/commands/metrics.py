@@ -1,0 +1,97 @@
+"""The command metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainyard.cli.arguments import LAST, Output, complete_jobs, with_client
+from trainyard.cli.output import Format
+
+if TYPE_CHECKING:
+    from trainyard_protos.v1 import metrics_pb2
+
+    from trainyard.client import AsyncClient
+
+_PLOT_POINTS = 400
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(metrics)
+
+
+def metrics(
+    job: Annotated[
+        str, typer.Argument(metavar="[JOB]", help="Id, prefix, name or @last.", autocompletion=complete_jobs)
+    ] = LAST,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Series to plot; globs are fine.")
+    ] = None,
+    points: Annotated[
+        int, typer.Option(min=0, help="Points a series at most, least and greatest kept; 0 for all.")
+    ] = 0,
+    output: Output = Format.TABLE,
+) -> None:
+    """Show the values a job tracked: a table of all series, or plots of those named. With -o json, their points."""
+
+    async def work(client: AsyncClient) -> None:
+        from trainyard.cli.output import write
+
+        found = await client.get(job)
+        if output.for_programs:
+            write(await client.metrics(found.id, names or (), max_points=points), output)
+        elif names:
+            _plot(await client.metrics(found.id, names, max_points=points or _PLOT_POINTS))
+        else:
+            _table(found.id, await client.series(found.id), wide=output is Format.WIDE)
+
+    with_client(work)
+
+
+def _table(job: str, series: Sequence[metrics_pb2.SeriesInfo], *, wide: bool) -> None:
+    from trainyard.cli import tables, words
+    from trainyard.cli.terminal import next_steps, say
+    from trainyard.client.handles import SYSTEM_PREFIX
+
+    shown = [each for each in series if wide or not each.name.startswith(SYSTEM_PREFIX)]
+    if not shown:
+        say("nothing was tracked yet; a script does it with: from trainyard import tracker; tracker.log({'loss': 0.1})")
+        next_steps(f"yard metrics {words.short(job)} -o wide", f"yard logs {words.short(job)}")
+        return
+    rows = [
+        [
+            each.name,
+            str(each.rank),
+            str(each.count),
+            str(each.last_step),
+            words.number(each.last_value),
+            words.number(each.min_value),
+            words.number(each.max_value),
+        ]
+        for each in shown
+    ]
+    tables.show(["SERIES", "RANK", "POINTS", "STEP", "LAST", "LEAST", "GREATEST"], rows)
+    next_steps(f"yard metrics {words.short(job)} '{shown[0].name}'", f"yard metrics {words.short(job)} -o json")
+
+
+def _plot(series: Sequence[metrics_pb2.Series]) -> None:
+    import shutil
+
+    import plotext
+
+    from trainyard.cli import terminal
+    from trainyard.errors import NotFound
+
+    if not series:
+        raise NotFound("no series of that name", reason="NoSeries", hint="yard metrics JOB lists them")
+    for each in series:
+        plotext.clear_figure()
+        plotext.plotsize(min(shutil.get_terminal_size().columns, 100), 16)
+        if not terminal.has_colour():
+            plotext.theme("clear")
+        plotext.plot(each.step, each.value, marker="braille")
+        plotext.title(f"{each.name} (rank {each.rank}, {each.total} points)")
+        plotext.xlabel("step")
+        terminal.say(plotext.build().rstrip())

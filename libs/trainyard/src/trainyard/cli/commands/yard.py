@@ -1,0 +1,160 @@
+"""Commands about the yard itself: up, down, version."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from trainyard import errors, home
+from trainyard.cli.arguments import Output
+from trainyard.cli.output import Format
+
+if TYPE_CHECKING:
+    from trainyard_protos.v1 import scheduler_pb2, yard_pb2
+
+_GRACE_S = 60.0
+
+
+def register(app: typer.Typer) -> None:
+    for command in (up, down, version):
+        app.command()(command)
+
+
+def up(
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Stay in this terminal; Ctrl-C ends the yard.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback needs TLS.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port; 0 for the last one used, or a free one.")] = 0,
+    tls_cert: Annotated[Path | None, typer.Option(exists=True, help="Certificate chain, PEM.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(exists=True, help="Private key, PEM.")] = None,
+    tls_ca: Annotated[Path | None, typer.Option(exists=True, help="Root certificate, PEM.")] = None,
+    metrics_port: Annotated[int, typer.Option(help="Serve Prometheus metrics on this port; 0 for no.")] = 0,
+) -> None:
+    """Start a yard on this machine and leave it running."""
+    from trainyard.cli.terminal import next_steps, say
+    from trainyard.client import yards
+
+    folder = home.home()
+    running = home.read_endpoint(folder)
+    if running is not None:
+        _refuse_ephemeral(running)
+        say(f"a yard is up at {running.endpoint} (process {running.pid}, {folder})")
+        return
+    options = {
+        "host": host,
+        "port": port,
+        "tls-cert": tls_cert and tls_cert.absolute(),
+        "tls-key": tls_key and tls_key.absolute(),
+        "tls-ca": tls_ca and tls_ca.absolute(),
+        "metrics-port": metrics_port,
+    }
+    arguments = [part for name, value in options.items() if value for part in (f"--{name}", str(value))]
+    if foreground:
+        command = yards.command(folder, arguments)
+        os.execv(command[0], command)
+    endpoint = yards.start(folder, arguments).wait()
+    say(f"a yard is up at {endpoint} ({folder})")
+    next_steps("yard run FILE", "yard jobs", "yard down")
+
+
+def _refuse_ephemeral(running: home.YardFile) -> None:
+    if running.ephemeral:
+        raise errors.Conflict(
+            f"the yard at {running.endpoint} was started by 'yard run' and ends with its jobs",
+            reason="EphemeralYard",
+            hint="wait for them, or end them with 'yard down', then 'yard up'",
+        )
+
+
+def down(
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    stop_jobs: Annotated[
+        bool,
+        typer.Option("--stop-jobs/--leave-jobs", help="Cancel what runs, or let it go on for the next yard to find."),
+    ] = True,
+) -> None:
+    """End the yard of this machine."""
+    import asyncio
+
+    from trainyard.cli import words
+    from trainyard.cli.terminal import say
+
+    folder = home.home()
+    running = home.read_endpoint(folder)
+    if running is None:
+        say(f"no yard is running in {folder}")
+        return
+    gone = os.pidfd_open(running.pid)
+    try:
+        stopped = asyncio.run(_shut_down(stop_jobs, ask=not yes))
+        _wait_for(gone, running, folder)
+    finally:
+        os.close(gone)
+    cancelled = f"; {words.plural(stopped, 'job')} cancelled" if stopped else ""
+    say(f"the yard is down{cancelled}")
+
+
+async def _shut_down(stop_jobs: bool, *, ask: bool) -> int:
+    from trainyard.client import AsyncClient
+
+    async with AsyncClient() as client:
+        if stop_jobs and ask:
+            _ask([job async for job in client.list(states_in=_ACTIVE, include_owned=True)])
+        return (await client.shutdown(stop_jobs=stop_jobs, timeout_s=_GRACE_S)).stopped_jobs
+
+
+_ACTIVE = ("queued", "starting", "running", "stopping", "finalizing")
+
+
+def _ask(jobs: list[scheduler_pb2.Job]) -> None:
+    import sys
+
+    from trainyard.cli import terminal, words
+
+    if jobs and sys.stdin.isatty() and terminal.is_terminal():
+        names = ", ".join(f"{job.name} ({words.short(job.id)})" for job in jobs[:5])
+        more = f" and {len(jobs) - 5} more" if len(jobs) > 5 else ""
+        typer.confirm(f"Cancel {words.plural(len(jobs), 'job')}: {names}{more}?", abort=True)
+
+
+def _wait_for(process: int, running: home.YardFile, folder: Path) -> None:
+    poll = select.poll()
+    poll.register(process, select.POLLIN)
+    if not poll.poll(_GRACE_S * 1000):
+        raise errors.Defect(
+            f"the yard (process {running.pid}) does not end",
+            reason="YardHangs",
+            hint=f"see {folder / 'yard.log'}; end it with 'kill {running.pid}'",
+        )
+
+
+def version(output: Output = Format.TABLE) -> None:
+    """Show the version of this command and of the yard it talks to."""
+    import asyncio
+    from importlib.metadata import version as installed
+
+    from trainyard.cli import tables
+    from trainyard.cli.output import write
+
+    mine = installed("trainyard")
+    try:
+        info = asyncio.run(_info())
+    except errors.NotRunning:
+        info = None
+    if output.for_programs:
+        write({"client": mine, "yard": info}, output)
+        return
+    yard = f"{info.version}, {info.home} (process {info.pid})" if info else "not running; start it with 'yard up'"
+    tables.pairs([("yard command", mine), ("yard", yard), ("metrics", info.metrics_url if info else "")])
+
+
+async def _info() -> yard_pb2.InfoResponse:
+    from trainyard.client import AsyncClient
+
+    async with AsyncClient() as client:
+        return await client.info()

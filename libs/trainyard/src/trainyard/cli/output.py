@@ -1,0 +1,77 @@
+"""Answers for programs: `-o json` and `-o yaml`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+
+class Format(StrEnum):
+    """How an answer is written."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+
+    @property
+    def for_programs(self) -> bool:
+        return self in (Format.JSON, Format.YAML)
+
+
+def write(value: Any, form: Format) -> None:
+    """Writes messages, and lists and mappings of them, as one JSON or YAML document."""
+    data = plain(value)
+    if form is Format.YAML:
+        from ruamel.yaml import YAML
+
+        yaml = YAML()
+        yaml.default_flow_style = False
+        yaml.dump(data, sys.stdout)
+    else:
+        sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_line(message: Message) -> None:
+    """Writes a message as one line of JSON: for streams."""
+    sys.stdout.write(json.dumps(plain(message), ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def plain(value: Any) -> Any:
+    """Messages as mappings: camelCase names, integers as integers, states and kinds as lower-case words."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
+    if hasattr(value, "DESCRIPTOR"):
+        return _message(value)
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return [plain(item) for item in value]
+    return value
+
+
+def _message(message: Message) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        if field.has_presence and not message.HasField(field.name):
+            continue
+        value = getattr(message, field.name)
+        if field.name == "resolved" and value:
+            result["spec"] = json.loads(value)["spec"] if value.startswith("{") else value
+        else:
+            result[field.json_name] = _field(field, value)
+    return result
+
+
+def _field(field: Any, value: Any) -> Any:
+    if field.enum_type is None:
+        return plain(value)
+    prefix = field.enum_type.values[0].name.removesuffix("UNSPECIFIED")
+    return field.enum_type.values_by_number[value].name.removeprefix(prefix).lower()

@@ -1,0 +1,1 @@
+"""`yard run`: submit a job, show it live, sum it up."""

@@ -1,0 +1,44 @@
+"""From a file to an exit code.
+
+Order is speed here: a yard that has to be started starts while this process still imports, and what only shows things
+is imported after the job was submitted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trainyard import home
+
+if TYPE_CHECKING:
+    from trainyard.client.yards import StartingYard
+
+
+def run_file(source: str) -> int:
+    """Runs the job of a file (or of its text) and stays with it; returns the exit code of `yard run`.
+
+    Raises:
+        YardError: the file cannot be read, or the job could not be submitted.
+    """
+    from trainyard.client.documents import document
+
+    found = document(source)
+    starting = _start_if_needed()
+    import asyncio
+
+    from trainyard.cli.run.session import run
+
+    if starting is not None:
+        starting.wait()
+    return asyncio.run(run(found))
+
+
+def _start_if_needed() -> StartingYard | None:
+    import os
+
+    folder = home.home()
+    if os.environ.get("TRAINYARD_ENDPOINT") or home.read_endpoint(folder) is not None:
+        return None
+    from trainyard.client import yards
+
+    return yards.start(folder, ["--ephemeral"])

@@ -1,0 +1,101 @@
+"""One `yard run`: submission, live view, interruptions, end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from trainyard.cli.boundary import ExitCode
+from trainyard.client import AsyncClient
+
+if TYPE_CHECKING:
+    from trainyard_protos.v1 import scheduler_pb2 as pb
+
+    from trainyard.cli.run.views import View
+    from trainyard.client.attachment import Attachment
+    from trainyard.client.documents import Document
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+async def run(source: Document) -> int:
+    """Runs a job of the yard that is up and returns the exit code of `yard run`."""
+    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, received.put_nowait, number)
+    async with AsyncClient() as client:
+        held = await client.attach() if client.ephemeral else None
+        submission = asyncio.create_task(client.submit_document(source))
+        # The request leaves now; the view is imported while the yard works on it.
+        await asyncio.sleep(0)
+        from trainyard.cli.run.views import make_view
+
+        job = (await submission).job
+        if held:
+            await held.hold(job.id)
+        session = _Session(client, job, make_view(job), received, held)
+        return await session.to_the_end()
+
+
+class _Session:
+    def __init__(
+        self,
+        client: AsyncClient,
+        job: pb.Job,
+        view: View,
+        received: asyncio.Queue[signal.Signals],
+        held: Attachment | None,
+    ) -> None:
+        self._client = client
+        self._job = job
+        self._view = view
+        self._received = received
+        self._held = held
+
+    async def to_the_end(self) -> int:
+        from trainyard.cli.run.watching import show
+
+        shown = asyncio.create_task(show(self._client, self._job, self._view))
+        stopped = asyncio.create_task(self._received.get())
+        try:
+            await asyncio.wait({shown, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+            self._view.close()
+        if shown.done():
+            shown.result()
+            return await self._sum_up()
+        shown.cancel()
+        await asyncio.wait({shown})
+        return await self._interrupted(stopped.result())
+
+    async def _sum_up(self) -> int:
+        from trainyard.cli.run.summary import exit_code, sum_up
+
+        job = await self._client.get(self._job.id)
+        await sum_up(self._client, job)
+        return exit_code(job)
+
+    async def _interrupted(self, by: signal.Signals) -> int:
+        from trainyard.cli.run import interrupts
+
+        if by is signal.SIGINT:
+            leave = await interrupts.offer(self._job, self._received)
+        else:
+            leave = interrupts.Wish.CANCEL if self._held else interrupts.Wish.DETACH
+        if leave is interrupts.Wish.CANCEL:
+            return await self._cancel()
+        if self._held:
+            await self._held.hold(self._job.id, detached=True)
+        return ExitCode.INTERRUPTED
+
+    async def _cancel(self) -> int:
+        from trainyard import errors
+
+        with suppress(errors.Conflict):  # it has just ended
+            await self._client.cancel(self._job.id, "asked for in yard run")
+        await self._client.wait(self._job.id)
+        return await self._sum_up()

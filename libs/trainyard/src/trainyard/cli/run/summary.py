@@ -1,0 +1,102 @@
+"""How a job ended: what it made and measured, or why it failed; and what is useful next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainyard_protos.v1 import scheduler_pb2 as pb
+
+from trainyard.cli import exits, tables, words
+from trainyard.cli.boundary import ExitCode
+from trainyard.cli.terminal import clean, next_steps, say, state, styled
+from trainyard.client import states
+from trainyard.client.handles import SYSTEM_PREFIX, tracked_values
+
+if TYPE_CHECKING:
+    from trainyard_protos.v1 import artifacts_pb2
+    from trainyard_protos.v1.metrics_pb2 import SeriesInfo
+
+    from trainyard.client import AsyncClient
+
+_EXIT_CODES = {
+    pb.JOB_STATE_SUCCEEDED: ExitCode.DONE,
+    pb.JOB_STATE_FAILED: ExitCode.JOB_FAILED,
+    pb.JOB_STATE_CANCELLED: ExitCode.JOB_CANCELLED,
+}
+
+
+def exit_code(job: pb.Job) -> int:
+    """What a command that waited for this job exits with."""
+    return _EXIT_CODES[job.state]
+
+
+async def sum_up(client: AsyncClient, job: pb.Job) -> None:
+    """Writes the summary of an ended job; its last lines are the final values of what the script tracked."""
+    versions = [version async for version in client.versions(job=job.id)]
+    series = await client.series(job.id)
+    say()
+    say(_headline(job))
+    if job.state == pb.JOB_STATE_FAILED:
+        _failure(job)
+    tables.pairs([(f"  {name}", value) for name, value in [*_made(versions), *_best(series)]])
+    next_steps(*_next(job, versions))
+    for name, value in tracked_values(series).items():
+        say(f"{name}: {words.number(value)}")
+
+
+def _headline(job: pb.Job) -> str:
+    ran = words.between(job.started_ns, job.ended_ns)
+    took = f" after {ran}" if ran else " before it ran"
+    attempts = f", {words.plural(job.attempt, 'attempt')}" if job.attempt else ""
+    return f"{styled(job.name, 'bold')} {state(states.name(job.state))}{took}{attempts} ({words.short(job.id)})"
+
+
+def _failure(job: pb.Job) -> None:
+    ended = job.exit
+    tables.pairs(
+        [
+            ("  reason", ": ".join(part for part in (job.reason, job.message) if part)),
+            ("  exit", exits.describe(ended) if ended.reason else ""),
+            ("  message", ended.message),
+            ("  rule", f"spec.retries.rules[{ended.matched_rule}]" if ended.HasField("matched_rule") else ""),
+            ("  retries", f"{job.retries_used} of the budget used, {job.free_retries_used} free"),
+            ("  not stored", "\n".join(ended.unstored)),
+        ]
+    )
+    if ended.last_lines:
+        say(f"  last lines of rank {ended.first_failing_rank}:")
+        for line in ended.last_lines:
+            say(f"    {clean(line)}")
+
+
+def _made(versions: Sequence[artifacts_pb2.Version]) -> list[tuple[str, str]]:
+    checkpoints = [version for version in versions if version.kind == "checkpoint"]
+    made = []
+    if checkpoints:
+        newest = max(checkpoints, key=lambda version: version.checkpoint.step)
+        made.append(("checkpoint", f"{_reference(newest)} (step {newest.checkpoint.step})"))
+    outputs = [version for version in versions if version.kind == "output"]
+    return made + [("output", f"{_reference(each)} ({words.size(each.size)})") for each in outputs]
+
+
+def _reference(version: artifacts_pb2.Version) -> str:
+    return f"{version.name}@{version.number}"
+
+
+def _best(series: Sequence[SeriesInfo]) -> list[tuple[str, str]]:
+    own = [each for each in series if not each.name.startswith(SYSTEM_PREFIX) and each.count > 1]
+    return [
+        (each.name, f"least {words.number(each.min_value)}, greatest {words.number(each.max_value)}") for each in own
+    ]
+
+
+def _next(job: pb.Job, versions: Sequence[artifacts_pb2.Version]) -> list[str]:
+    identifier = words.short(job.id)
+    if job.state != pb.JOB_STATE_SUCCEEDED:
+        rank = job.exit.first_failing_rank
+        only = f" --rank {rank}" if job.exit.HasField("first_failing_rank") else ""
+        return [f"yard logs {identifier}{only}", f"yard explain {identifier}", f"yard retry {identifier}"]
+    outputs = [version for version in versions if version.kind == "output"]
+    fetch = [f"yard artifacts get {_reference(outputs[0])}"] if outputs else []
+    return [f"yard logs {identifier}", f"yard metrics {identifier}", *fetch]

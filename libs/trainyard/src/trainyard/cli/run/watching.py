@@ -1,0 +1,76 @@
+"""A job's events, output and reason to wait, brought to a view until the job has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from trainyard_protos.v1 import scheduler_pb2 as pb
+
+from trainyard.client import states
+
+if TYPE_CHECKING:
+    from trainyard.cli.run.views import View
+    from trainyard.client import AsyncClient
+
+_LAST_LINES_S = 15.0
+"""How long output may lag behind the end of the job."""
+_REFRESH_S = 0.5
+
+
+async def show(client: AsyncClient, job: pb.Job, view: View) -> None:
+    """Returns when the job has ended and its output was shown.
+
+    Raises:
+        YardError: the yard was lost.
+    """
+    view.submitted(job)
+    output = asyncio.create_task(_output(client, job, view))
+    waiting = asyncio.create_task(_pending(client, job, view))
+    try:
+        ended = asyncio.create_task(_states(client, job, view, waiting))
+        await asyncio.wait({ended, output}, return_when=asyncio.FIRST_EXCEPTION)
+        if output.done():
+            output.result()
+        await ended
+        await asyncio.wait({output}, timeout=_LAST_LINES_S)
+        if output.done():
+            output.result()
+    finally:
+        for task in (output, waiting, ended):
+            task.cancel()
+        await asyncio.gather(output, waiting, ended, return_exceptions=True)
+
+
+async def _states(client: AsyncClient, job: pb.Job, view: View, waiting: asyncio.Task[None]) -> None:
+    async for event in client.watch(job.id, job.event_seq):
+        if event.state != pb.JOB_STATE_QUEUED:
+            waiting.cancel()
+        view.happened(event)
+        if event.state in states.ENDED:
+            return
+
+
+async def _output(client: AsyncClient, job: pb.Job, view: View) -> None:
+    async for event in client.follow(job.id):
+        match event.WhichOneof("event"):
+            case "lines":
+                view.wrote(event.lines.lines)
+            case "progress":
+                view.progressed(event.progress)
+            case "dropped":
+                view.lost(event.dropped.to_seq - event.dropped.from_seq)
+
+
+async def _pending(client: AsyncClient, job: pb.Job, view: View) -> None:
+    """While the job is queued: why. Whatever happens in the yard may change the reason."""
+    view.waits(job.pending)
+    shown = job.pending
+    async for _ in client.watch(from_now=True):
+        now = await client.get(job.id)
+        if now.state != pb.JOB_STATE_QUEUED:
+            return
+        if now.pending != shown:
+            view.waits(now.pending)
+            shown = now.pending
+        await asyncio.sleep(_REFRESH_S)  # events may come by the thousand

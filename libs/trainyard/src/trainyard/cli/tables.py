@@ -1,0 +1,49 @@
+"""Columns of text."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+
+from trainyard.cli import terminal
+
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def show(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Writes aligned columns; on a terminal, the last column is cut to the width."""
+    widths = [max(_width(row[column]) for row in [headers, *rows]) for column in range(len(headers))]
+    terminal.say(terminal.styled(_line(headers, widths), "bold"))
+    for row in rows:
+        terminal.say(_line(row, widths))
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    *padded, last = [cell + " " * (width - _width(cell)) for cell, width in zip(cells, widths, strict=True)]
+    start = "  ".join([*padded, ""])
+    return (start + _cut(last, _width(start))).rstrip()
+
+
+def _cut(text: str, used: int) -> str:
+    if not terminal.is_terminal():
+        return text
+    room = shutil.get_terminal_size().columns - used
+    plain = _ESCAPE.sub("", text).rstrip()
+    return text if len(plain) <= room else plain[: max(room - 1, 0)] + "…"
+
+
+def _width(text: str) -> int:
+    return len(_ESCAPE.sub("", text))
+
+
+def pairs(items: Sequence[tuple[str, str]]) -> None:
+    """Writes names and values; items without a value are left out."""
+    shown = [(name, value) for name, value in items if value]
+    width = max((len(name) for name, _ in shown), default=0)
+    for name, value in shown:
+        first, *more = value.splitlines()
+        terminal.say(f"{terminal.styled(name.ljust(width), 'dim')}  {first}")
+        for line in more:
+            sys.stdout.write(f"{' ' * width}  {line}\n")

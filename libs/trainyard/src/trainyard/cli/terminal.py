@@ -1,0 +1,64 @@
+"""Writing to people: colours on a terminal, plain text in a pipe."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TextIO
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
+_CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_STATE_STYLES = {
+    "queued": "yellow",
+    "starting": "cyan",
+    "running": "cyan",
+    "finalizing": "cyan",
+    "stopping": "yellow",
+    "succeeded": "green",
+    "failed": "red",
+    "cancelled": "yellow",
+}
+
+
+def is_terminal(stream: TextIO | None = None) -> bool:
+    """Whether a person reads this stream (default: standard output)."""
+    return (stream or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
+
+
+def has_colour(stream: TextIO | None = None) -> bool:
+    """Whether colours are wanted; `NO_COLOR` turns them off."""
+    return is_terminal(stream) and not os.environ.get("NO_COLOR")
+
+
+def styled(text: str, style: str, stream: TextIO | None = None) -> str:
+    """The text in a style ("bold", "dim" or a colour), where colours are wanted."""
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m" if has_colour(stream) else text
+
+
+def state(name: str) -> str:
+    """A state of a job in its colour."""
+    return styled(name, _STATE_STYLES.get(name, "bold"))
+
+
+def say(text: str = "") -> None:
+    """One line to standard output."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """One line to standard error."""
+    sys.stdout.flush()
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+def next_steps(*commands: str) -> None:
+    """The commands that are useful next."""
+    say(styled("next: " + "  ·  ".join(commands), "dim"))
+
+
+def clean(text: str) -> str:
+    """Text of a job without what could drive the reader's terminal; colours stay."""
+    return _CONTROL.sub(lambda found: found[0] if found[0].endswith("m") else "", text)
