@@ -1,6 +1,8 @@
 """The documents that describe work for a yard: `load` reads one, `TrainingJob` is what it says.
 
->>> job = load("{apiVersion: trainyard.dev/v1alpha1, kind: TrainingJob, metadata: {name: hello}, spec: {command: [echo, hi]}}")
+>>> job = load(
+...     "{apiVersion: trainyard.dev/v1alpha1, kind: TrainingJob, metadata: {name: hello}, spec: {command: [echo, hi]}}"
+... )
 >>> job.spec.nodes
 1
 """

@@ -12,6 +12,7 @@ from typing import Any
 from pydantic_core import ErrorDetails
 
 from trainyard.spec import schema
+from trainyard.spec.checks import REFUSED
 from trainyard.spec.fields import PATTERN_WORDS
 from trainyard.spec.problems import Path
 
@@ -31,7 +32,7 @@ _KINDS = {
 def explain(error: ErrorDetails, spelling: str | None) -> list[Finding]:
     """What one error of pydantic's means. `spelling` is how the document wrote the value, when that is known."""
     path = tuple(part for part in error["loc"] if part != _KEY)
-    if error["type"] == "refused":
+    if error["type"] == REFUSED:
         return [((*path, *at), *words) for at, *words in error["ctx"]["complaints"]]
     return [_explain(error["type"], path, error["input"], spelling)]
 
@@ -85,7 +86,7 @@ def describe(node: schema.Schema | None) -> str:
     if kind == "string":
         return "a text"
     if kind == "array":
-        return f"a list: {describe(node['items'])}" if node["items"].get("type") != "object" else "a list of mappings"
+        return "a list of mappings" if "properties" in node["items"] else f"a list, each item {describe(node['items'])}"
     if "properties" in node:
         return f"a mapping with {', '.join(node['properties'])}" if node["properties"] else "{}"
     return "a mapping of texts"

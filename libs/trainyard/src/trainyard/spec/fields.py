@@ -1,21 +1,19 @@
-"""The kinds of value a spec's fields hold: each a type, what it allows in words, and how it is checked.
+"""The kinds of text and mapping that a spec's fields hold: each a type, what it allows in words, and its check.
 
-The models and the JSON Schema come from these; a kind that needs more than a regular expression checks the rest in code
-and raises through `refuse`, which is how a check names what is allowed and what was probably meant.
+The models and the JSON Schema come from these. What a regular expression cannot say is checked in code.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated
 
-from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, StringConstraints, WithJsonSchema
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, WithJsonSchema
 
 from trainyard.spec import quantities
-from trainyard.spec.quantities import QuantityError
+from trainyard.spec.checks import refuse
 
 PATTERN_WORDS: dict[str, str] = {
     quantities.CPU_PATTERN: quantities.CPU_ALLOWED,
@@ -23,25 +21,6 @@ PATTERN_WORDS: dict[str, str] = {
     quantities.DURATION_PATTERN: quantities.DURATION_ALLOWED,
 }
 """What the pattern of a schema means, in words."""
-
-T = TypeVar("T")
-M = TypeVar("M")
-
-
-Complaint = tuple[tuple[str | int, ...], str, str, str]
-"""Where below the checked value, what is wrong, what is allowed, what was probably meant."""
-
-
-def refuse(message: str, *, allowed: str = "", suggestion: str = "", at: tuple[str | int, ...] = ()) -> NoReturn:
-    """Ends a check: the value is wrong."""
-    refuse_all([(at, message, allowed, suggestion)])
-    raise AssertionError("unreachable")
-
-
-def refuse_all(complaints: Sequence[Complaint]) -> None:
-    """Ends a check that found several mistakes; does nothing when there is none."""
-    if complaints:
-        raise PydanticCustomError("refused", "{text}", {"text": complaints[0][1], "complaints": complaints})
 
 
 def _text(pattern: str, words: str, max_length: int) -> StringConstraints:
@@ -136,53 +115,6 @@ RelativePath = Annotated[
     WithJsonSchema({"type": "string", "pattern": _RELATIVE, "maxLength": 1024}),
 ]
 
-# Quantities
-
-
-def _bounded(parse: Callable[[object], float], least: float, most: float, words: str) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        try:
-            amount = parse(value)
-        except QuantityError as error:
-            refuse(str(error), allowed=error.allowed, suggestion=error.suggestion)
-        if not least <= amount <= most:
-            suggestion = (
-                f"{value}Gi" if parse is quantities.memory_bytes and str(value).isdigit() and amount < 1024 else ""
-            )
-            refuse("too little" if amount < least else "too much", allowed=words, suggestion=suggestion)
-        return value
-
-    return check
-
-
-def _int_or_string(pattern: str) -> WithJsonSchema:
-    return WithJsonSchema(
-        {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True, "pattern": pattern}
-    )
-
-
-Cpu = Annotated[
-    int | str,
-    PlainValidator(_bounded(quantities.cpu_cores, 0.001, 4096, "1m to 4096 cores")),
-    _int_or_string(quantities.CPU_PATTERN),
-]
-Memory = Annotated[
-    int | str,
-    PlainValidator(_bounded(quantities.memory_bytes, 2**20, 2**50, '"1Mi" to "1Pi"')),
-    _int_or_string(quantities.MEMORY_PATTERN),
-]
-
-
-def _duration(least: float, most: float, words: str) -> tuple[PlainValidator, WithJsonSchema]:
-    check = PlainValidator(_bounded(quantities.seconds, least, most, words))
-    return check, WithJsonSchema({"type": "string", "pattern": quantities.DURATION_PATTERN})
-
-
-_YEAR = 365 * 86400
-Duration = Annotated[str, *_duration(0.001, _YEAR, "1ms to 365d")]
-Grace = Annotated[str, *_duration(0.001, 86400, "1ms to 1d")]
-Backoff = Annotated[str, *_duration(0, 300, "0s to 5m: waits double from it, up to 5m")]
-
 # Expressions
 
 
@@ -215,43 +147,3 @@ def _check_step_pattern(pattern: str) -> str:
 
 
 StepPattern = Annotated[str, AfterValidator(_check_step_pattern), StringConstraints(min_length=1, max_length=255)]
-
-# Lists
-
-
-def unique(key: Callable[[Any], Hashable], *at: str) -> AfterValidator:
-    """A list whose items differ in `key`; the mistake is reported at the later item, in its field `at`."""
-
-    def check(items: tuple[T, ...]) -> tuple[T, ...]:
-        first: dict[Hashable, int] = {}
-        earlier = [first.setdefault(key(item), index) for index, item in enumerate(items)]
-        complaints = [
-            ((index, *at), f"the same as in item {before}", "each only once", "")
-            for index, before in enumerate(earlier)
-            if before != index
-        ]
-        refuse_all(complaints)
-        return items
-
-    return AfterValidator(check)
-
-
-# Mappings
-
-
-def exactly_one(*names: str) -> Callable[[M], M]:
-    """A check of a model: exactly one of these fields is given."""
-    words = f"exactly one of {', '.join(names)}"
-
-    def check(part: M) -> M:
-        given = [name for name in names if getattr(part, name) is not None]
-        if len(given) != 1:
-            refuse(f"has {' and '.join(given)}" if given else f"has none of {', '.join(names)}", allowed=words)
-        return part
-
-    return check
-
-
-def one_required(*names: str) -> dict[str, Any]:
-    """The same in a structural schema."""
-    return {"oneOf": [{"required": [name]} for name in names]}

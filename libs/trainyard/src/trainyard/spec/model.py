@@ -1,46 +1,39 @@
 """The models behind a `TrainingJob` document, `trainyard.dev/v1alpha1`.
 
 They are the only source: the JSON Schema for editors, the schema of the custom resource, the reference page and the
-validation all come from them. Shape rules of a structural schema hold throughout: no field that is either a number or an
-object, no union with null (an absent field is absent), quantities int-or-string, durations strings. A field enters when
-it works.
+validation all come from them. The shape rules of a structural schema hold throughout: no field that is either a number
+or an object, no union with null (an absent field is absent), quantities int-or-string, durations strings. A field
+enters when it works.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from posixpath import normpath
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from trainyard.spec import quantities
+from trainyard.spec.amounts import Backoff, Cpu, Duration, Grace, Memory
+from trainyard.spec.checks import exactly_one, one_required, refuse, refuse_all, unique
 from trainyard.spec.fields import (
     ArtifactName,
     ArtifactReference,
-    Backoff,
-    Cpu,
-    Duration,
     Env,
     EnvName,
-    Grace,
     Labels,
     LogPattern,
-    Memory,
     MetricName,
     Name,
     RelativePath,
     StepPattern,
     Undashed,
     Variable,
-    exactly_one,
-    one_required,
-    refuse,
-    refuse_all,
-    unique,
 )
 
-API_VERSION = "trainyard.dev/v1alpha1"
-KIND = "TrainingJob"
+API_VERSION: Final = "trainyard.dev/v1alpha1"
+KIND: Final = "TrainingJob"
 
 Runtime = Literal["torchrun", "deepspeed", "process"]
 Action = Literal["retry", "retryFree", "fail"]
@@ -64,8 +57,10 @@ SignalName = Literal[
 ]  # fmt: skip
 
 TORCHRUN_VARIABLES = frozenset(
-    "RANK LOCAL_RANK GROUP_RANK ROLE_RANK WORLD_SIZE LOCAL_WORLD_SIZE ROLE_WORLD_SIZE ROLE_NAME GROUP_WORLD_SIZE "
-    "MASTER_ADDR MASTER_PORT".split()
+    [
+        *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+        *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    ]
 )
 """What the runtimes torchrun and deepspeed set for every worker."""
 
@@ -106,8 +101,8 @@ class Code(Part):
 
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         default=None,
-        description="Folder on the submitting machine, relative to the document. It is packed (without what `.gitignore` "
-        "and `.yardignore` name), stored, and unpacked where the workers run.",
+        description="Folder on the submitting machine, relative to the document. It is packed (without what "
+        "`.gitignore` and `.yardignore` name), stored, and unpacked where the workers run.",
         examples=["."],
     )
     exclude: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=256)] = Field(
@@ -131,7 +126,7 @@ class Code(Part):
 
 class Python(Part):
     requirements: RelativePath = Field(
-        description="A requirements file inside the code. The environment it describes is built once per content and kept.",
+        description="A requirements file inside the code. Its environment is built once per content and kept.",
         examples=["requirements.txt"],
     )
 
@@ -225,8 +220,8 @@ class Retries(Part):
     backoff: Backoff = Field(default="5s", description="Wait before the first retry; it doubles with each, up to 5m.")
     rules: Annotated[tuple[RetryRule, ...], Field(max_length=32)] = Field(
         default=(),
-        description="The first rule that matches a failure decides; without one it spends the budget. A rule matches when "
-        "each of its matchers does.",
+        description="The first rule that matches a failure decides; without one it spends the budget. A rule matches "
+        "when each of its matchers does.",
         examples=[
             [{"exitCodes": [143], "action": "retryFree"}, {"logPattern": "CUDA out of memory", "action": "fail"}]
         ],
@@ -251,8 +246,8 @@ class Spec(Part):
     )
     runtime: Runtime = Field(
         default="process",
-        description="How workers are started: `torchrun` and `deepspeed` give them torchrun's environment, `process` runs the "
-        "plain command.",
+        description="How workers are started: `torchrun` and `deepspeed` give them torchrun's environment, `process` "
+        "runs the plain command.",
         examples=["torchrun"],
     )
     command: Annotated[tuple[str, ...], Field(min_length=1, max_length=1000)] = Field(
@@ -277,7 +272,7 @@ class Spec(Part):
         default=(),
         description="Environment variables whose values stay on the launcher's machine and are never stored.",
     )
-    inputs: Annotated[tuple[Input, ...], Field(max_length=64), unique(lambda entry: entry.path.rstrip("/"), "path")] = (
+    inputs: Annotated[tuple[Input, ...], Field(max_length=64), unique(lambda entry: normpath(entry.path), "path")] = (
         Field(default=(), description="Artifacts that are there when the workers start.")
     )
     checkpoints: Checkpoints | None = Field(
@@ -294,8 +289,8 @@ class Spec(Part):
     )
     hang_timeout: Duration | None = Field(
         default=None,
-        description="Time without progress after which the job counts as hung: stacks are kept, the attempt fails with the "
-        "reason `Hung`. Absent: not watched.",
+        description="Time without progress after which the job counts as hung: stacks are kept, the attempt fails "
+        "with the reason `Hung`. Absent: not watched.",
         examples=["10m"],
     )
     grace_period: Grace = Field(default="30s", description="Time from SIGTERM to SIGKILL when the job is stopped.")

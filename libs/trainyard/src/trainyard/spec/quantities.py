@@ -25,7 +25,7 @@ _MEMORY_FACTORS = {
     **{unit: 1000**power for power, unit in enumerate(("k", "M", "G", "T", "P"), 1)},
     **{unit: 1024**power for power, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi"), 1)},
 }
-_SECONDS = {"ms": Fraction(1, 1000), "s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|w)")
 _LONGEST = 40  # characters; more is no quantity, and slow to convert
 
@@ -105,7 +105,8 @@ def seconds(value: object) -> float:
     """
     if not isinstance(value, str) or not _matches(DURATION_PATTERN, value):
         raise QuantityError(_duration_complaint(value), DURATION_ALLOWED, _suggest_duration(value))
-    return float(sum(Fraction(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(value)))
+    total = sum(Fraction(number) * _MILLISECONDS[unit] for number, unit in _DURATION_PART.findall(value))
+    return float(total / 1000)
 
 
 def _is_whole(value: object) -> bool:

@@ -1,18 +1,21 @@
 """The JSON Schema of a document, from the models.
 
-`structural_schema` keeps to what a Kubernetes custom resource may use: everything inlined, no union with null, no keyword
-that its API server does not know. `json_schema` is the same for editors, with unknown keys refused.
+`structural_schema` keeps to what a Kubernetes custom resource may use: everything inlined, no union with null, no
+keyword that its API server does not know. `json_schema` is the same for editors, with unknown keys refused.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 from trainyard.spec.model import API_VERSION, KIND, TrainingJob
 
 Schema = dict[str, Any]
+
+_NULL = {"type": "null"}
 
 
 def json_schema() -> Schema:
@@ -23,8 +26,7 @@ def json_schema() -> Schema:
 
 def structural_schema() -> Schema:
     """The schema for a custom resource: structural, in the sense of Kubernetes. A fresh copy."""
-    opened: Schema = _map(copy.deepcopy(closed_schema()), _open)
-    return opened
+    return _map(copy.deepcopy(closed_schema()), _open)
 
 
 @cache
@@ -32,7 +34,7 @@ def closed_schema() -> Schema:
     """The schema that `json_schema` copies; not to be changed."""
     raw = TrainingJob.model_json_schema(by_alias=True)
     definitions = raw.pop("$defs", {})
-    schema: Schema = _inline(raw, definitions)
+    schema = _map(raw, lambda node: _plain(node, definitions))
     schema["required"] = ["apiVersion", "kind", *schema["required"]]
     return schema
 
@@ -51,47 +53,47 @@ def at(path: tuple[str | int, ...]) -> Schema | None:
     return node
 
 
-def _inline(node: Any, definitions: Schema) -> Any:
+def _map(node: Schema, change: Callable[[Schema], Schema]) -> Schema:
+    """A schema with `change` applied to it, then to every schema inside it."""
+    node = change(node)
+    for word in ("items", "additionalProperties"):
+        if isinstance(node.get(word), dict):
+            node[word] = _map(node[word], change)
+    for word in ("anyOf", "oneOf"):
+        if word in node:
+            node[word] = [_map(member, change) for member in node[word]]
+    if "properties" in node:
+        node["properties"] = {name: _map(below, change) for name, below in node["properties"].items()}
+    return node
+
+
+def _plain(node: Schema, definitions: Schema) -> Schema:
     """Definitions are put where they are used; `T or null` becomes `T`, a constant an enumeration of one."""
-    if isinstance(node, list):
-        return [_inline(item, definitions) for item in node]
-    if not isinstance(node, dict):
-        return node
+    node = {key: value for key, value in node.items() if key != "title"}
     if "$ref" in node:
-        target = definitions[node["$ref"].rpartition("/")[2]]
-        node = {**target, **{key: value for key, value in node.items() if key != "$ref"}}
-    union = node.get("anyOf", ())
-    if {"type": "null"} in union:
-        (only,) = [member for member in union if member != {"type": "null"}]
-        rest = {key: value for key, value in node.items() if key not in ("anyOf", "default")}
-        return _inline({**only, **rest}, definitions)
+        name = node.pop("$ref").rpartition("/")[2]
+        return _plain({**definitions[name], **node}, definitions)
+    if _NULL in node.get("anyOf", ()):
+        (only,) = [member for member in node.pop("anyOf") if member != _NULL]
+        del node["default"]
+        return _plain({**only, **node}, definitions)
     if "const" in node:
-        node = {**{key: value for key, value in node.items() if key != "const"}, "enum": [node["const"]]}
-    return {
-        key: {name: _inline(value, definitions) for name, value in below.items()}
-        if key == "properties"
-        else _inline(below, definitions)
-        for key, below in node.items()
-        if not (key == "title" and isinstance(below, str))
-    }
+        node["enum"] = [node.pop("const")]
+    if "default" in node:
+        node["default"] = _present(node["default"])
+    return node
+
+
+def _present(default: Any) -> Any:
+    """A default without its absent fields."""
+    if not isinstance(default, dict):
+        return default
+    return {key: _present(value) for key, value in default.items() if value is not None}
 
 
 def _open(node: Schema) -> Schema:
-    kept = {key: value for key, value in node.items() if key not in ("examples", "title")}
-    if kept.get("additionalProperties") is False:
-        del kept["additionalProperties"]
-    return kept
-
-
-def _map(node: Any, change: Any) -> Any:
-    if isinstance(node, list):
-        return [_map(item, change) for item in node]
-    if not isinstance(node, dict):
-        return node
-    node = change(node)
-    return {
-        key: {name: _map(value, change) for name, value in below.items()}
-        if key == "properties"
-        else _map(below, change)
-        for key, below in node.items()
-    }
+    """Without what only editors read: a custom resource refuses unknown keys by itself."""
+    node = {key: value for key, value in node.items() if key != "examples"}
+    if node.get("additionalProperties") is False:
+        del node["additionalProperties"]
+    return node

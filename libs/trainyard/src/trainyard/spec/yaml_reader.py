@@ -19,7 +19,7 @@ from ruamel.yaml.events import (
     DocumentStartEvent,
     Event,
     MappingEndEvent,
-    MappingStartEvent,
+    NodeEvent,
     ScalarEvent,
     SequenceEndEvent,
     SequenceStartEvent,
@@ -118,7 +118,7 @@ class _Anchored:
 
 class _Reader:
     def __init__(self, text: str) -> None:
-        self.events: Iterator[Event] = iter(YAML(typ="safe", pure=True).parse(text))
+        self.events: Iterator[Any] = iter(YAML(typ="safe", pure=True).parse(text))
         self.tree = Tree()
         self.anchors: dict[str, _Anchored] = {}
         self.values = 0
@@ -132,9 +132,9 @@ class _Reader:
         self._refuse_more()
         return self.tree
 
-    def _next_content(self) -> Event:
+    def _next_content(self) -> Any:
         for event in self.events:
-            if isinstance(event, (ScalarEvent, SequenceStartEvent, MappingStartEvent, AliasEvent, StreamEndEvent)):
+            if isinstance(event, (NodeEvent, StreamEndEvent)):
                 return event
         raise Unreadable(0, "the document ends too early")
 
@@ -145,10 +145,10 @@ class _Reader:
                 started = _line(event)
             elif isinstance(event, ScalarEvent) and not event.value and event.style is None:
                 continue  # what a trailing `---` opens
-            elif isinstance(event, (ScalarEvent, SequenceStartEvent, MappingStartEvent, AliasEvent)):
+            elif isinstance(event, NodeEvent):
                 raise Unreadable(started or _line(event), "a second document begins here", allowed="one job per file")
 
-    def _value(self, event: Event, path: Path) -> Any:
+    def _value(self, event: NodeEvent, path: Path) -> Any:
         self._count(event, path)
         if isinstance(event, AliasEvent):
             return self._alias(event, path)
