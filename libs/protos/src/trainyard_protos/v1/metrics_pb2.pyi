@@ -123,8 +123,11 @@ class Rewind(_message.Message):
 
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
     checkpoint: _builtins.str
     """artifact version id; "" for a fresh start, which hides everything earlier"""
+    fence: _builtins.int
+    """of the attempt that made the checkpoint; 0: the newest whose writers are in the cut"""
     @_builtins.property
     def cut(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """writer id -> first hidden sequence number"""
@@ -134,10 +137,11 @@ class Rewind(_message.Message):
         *,
         checkpoint: _builtins.str = ...,
         cut: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        fence: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "cut", b"cut"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "cut", b"cut", "fence", b"fence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -85,7 +85,7 @@ class MetricsServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def OpenRun(self, request, context):
-        """Registers a run. Idempotent by run id. FAILED_PRECONDITION (StaleFence) below the highest fence seen for the job.
+        """Registers a run. Idempotent by run id; a repeated call adds params and tags and replaces notes. FAILED_PRECONDITION (StaleFence) below the highest fence seen for the job.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -32,7 +32,7 @@ class MetricsServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> MetricsServiceAsyncStub: ...
     OpenRun: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.OpenRunRequest, _metrics_pb2.Run]
-    """Registers a run. Idempotent by run id. FAILED_PRECONDITION (StaleFence) below the highest fence seen for the job."""
+    """Registers a run. Idempotent by run id; a repeated call adds params and tags and replaces notes. FAILED_PRECONDITION (StaleFence) below the highest fence seen for the job."""
     Append: _grpc.StreamStreamMultiCallable[_metrics_pb2.AppendRequest, _metrics_pb2.AppendResponse]
     """Batches in, acknowledgements out. A batch is durable before it is acknowledged. Records a server already has are
     skipped; a batch that would leave a hole is refused with OUT_OF_RANGE, naming the number expected.
@@ -54,7 +54,7 @@ class MetricsServiceStub:
 class MetricsServiceAsyncStub(MetricsServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     OpenRun: _aio.UnaryUnaryMultiCallable[_metrics_pb2.OpenRunRequest, _metrics_pb2.Run]  # type: ignore[assignment]
-    """Registers a run. Idempotent by run id. FAILED_PRECONDITION (StaleFence) below the highest fence seen for the job."""
+    """Registers a run. Idempotent by run id; a repeated call adds params and tags and replaces notes. FAILED_PRECONDITION (StaleFence) below the highest fence seen for the job."""
     Append: _aio.StreamStreamMultiCallable[_metrics_pb2.AppendRequest, _metrics_pb2.AppendResponse]  # type: ignore[assignment]
     """Batches in, acknowledgements out. A batch is durable before it is acknowledged. Records a server already has are
     skipped; a batch that would leave a hole is refused with OUT_OF_RANGE, naming the number expected.
@@ -79,7 +79,7 @@ class MetricsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.OpenRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.Run, _abc.Awaitable[_metrics_pb2.Run]]:
-        """Registers a run. Idempotent by run id. FAILED_PRECONDITION (StaleFence) below the highest fence seen for the job."""
+        """Registers a run. Idempotent by run id; a repeated call adds params and tags and replaces notes. FAILED_PRECONDITION (StaleFence) below the highest fence seen for the job."""
 
     @_abc_1.abstractmethod
     def Append(

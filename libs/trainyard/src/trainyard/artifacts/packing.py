@@ -1,8 +1,8 @@
 """What of a folder is code: everything but what `.gitignore` and `.yardignore` leave out.
 
 Both files work as in git, in every folder, deeper ones first; `.yardignore` comes after `.gitignore` and can take back
-what that left out. `exclude` patterns come last and cannot be taken back. Parents' `.gitignore` files count up to the root
-of the repository. `.git`, `__pycache__` and `.venv` are never code.
+what that left out. `exclude` patterns come last and cannot be taken back. Parents' `.gitignore` files count up to the
+root of the repository. `.git`, `__pycache__` and `.venv` are never code.
 """
 
 from __future__ import annotations
