@@ -1,0 +1,125 @@
+"""The launcher as a service: wires its parts, registers its servicers, begins and ends its work."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import grpc
+from celery import Celery
+from servicekit.auth import AttemptTokens
+from servicekit.celery import Worker, start_queue, stop_queue
+from servicekit.channel import connect
+from trainyard_protos.v1 import launcher_pb2_grpc, metrics_pb2, metrics_pb2_grpc, scheduler_pb2_grpc
+
+from trainyard_launcher import tasks
+from trainyard_launcher.backend import Backend
+from trainyard_launcher.background import Background
+from trainyard_launcher.follow import JobFollower
+from trainyard_launcher.plan import Planner
+from trainyard_launcher.reconcile import Reconciler
+from trainyard_launcher.registration import keep_registered, launcher_id
+from trainyard_launcher.servicer import LauncherServicer
+from trainyard_launcher.sessions import AgentServicer
+from trainyard_launcher.settings import Settings
+from trainyard_launcher.stacks import StacksDesk
+from trainyard_launcher.supervisor import Supervisor
+
+logger = logging.getLogger(__name__)
+
+
+class Launcher:
+    """Runs attempts on one pool's backend. Make it on the loop it will run on.
+
+    Args:
+        home: the yard's folder.
+        celery: application whose messages it acts on.
+        endpoint: `host:port` of the yard, for itself and its agents.
+        token: the users' token of the yard.
+        tokens: mints attempt tokens.
+        backend: where nodes run.
+    """
+
+    name = "launcher"
+
+    def __init__(
+        self,
+        *,
+        home: Path,
+        celery: Celery,
+        endpoint: str,
+        token: str,
+        tokens: AttemptTokens,
+        backend: Backend,
+        settings: Settings | None = None,
+    ) -> None:
+        self._settings = settings = settings or Settings()
+        self._celery = celery
+        self._backend = backend
+        self._id = launcher_id(home)
+        self._channel = connect(endpoint, token, Path(settings.ca_file) if settings.ca_file else None)
+        self._attempt_service = scheduler_pb2_grpc.AttemptServiceStub(self._channel)
+        self._metrics = metrics_pb2_grpc.MetricsServiceStub(self._channel)
+        self._supervisor = Supervisor(
+            stub=self._attempt_service,
+            backend=backend,
+            planner=Planner(tokens, endpoint, home, settings),
+            launcher_id=self._id,
+            settings=settings,
+        )
+        self._stacks = StacksDesk(settings.stacks_timeout_s)
+        self._tokens = tokens
+        self._background = Background()
+        self._workers: list[Worker] = []
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds LauncherService and AgentService to a server."""
+        settings, attempts = self._settings, self._supervisor.attempts
+        follower = JobFollower(
+            attempts, scheduler_pb2_grpc.SchedulerServiceStub(self._channel), settings.call_timeout_s
+        )
+        users = LauncherServicer(attempts, self._backend, follower, self._stacks, settings)
+        agents = AgentServicer(self._supervisor, self._tokens, self._stacks, settings)
+        launcher_pb2_grpc.add_LauncherServiceServicer_to_server(users, server)
+        launcher_pb2_grpc.add_AgentServiceServicer_to_server(agents, server)
+
+    async def start(self) -> None:
+        """Takes over what runs, then takes work. The scheduler need not answer yet.
+
+        Raises:
+            TimeoutError: the broker was not reached.
+        """
+        settings = self._settings
+        await self._supervisor.open()
+        reconciler = Reconciler(self._attempt_service, self._supervisor, self._id, settings)
+        self._background.run(keep_registered(self._attempt_service, self._backend, self._id, settings), "registration")
+        self._background.run(reconciler.run(), "reconcile")
+        tasks.register(
+            self._celery,
+            asyncio.get_running_loop(),
+            settings.task_timeout_s,
+            launch=self._supervisor.launch,
+            stop=self._supervisor.stop,
+            forget=self._forget,
+        )
+        self._workers = [
+            Worker(self._celery, [start_queue(settings.pool)], settings.start_concurrency),
+            Worker(self._celery, [stop_queue(settings.pool)], settings.stop_concurrency),
+        ]
+        await asyncio.gather(*(asyncio.to_thread(worker.start) for worker in self._workers))
+
+    async def stop(self) -> None:
+        """Takes no more work and stops watching; what runs goes on and is found again."""
+        await asyncio.gather(*(asyncio.to_thread(worker.stop) for worker in self._workers))
+        await self._background.close()
+        await self._supervisor.close()
+        await self._channel.close()
+
+    async def _forget(self, job_id: str, attempt_ids: Sequence[str]) -> None:
+        """Removes what is kept of an ended job: folders here, runs in metrics."""
+        found = await self._backend.forget(attempt_ids)
+        for workspace in set(found.values()) or {"default"}:
+            request = metrics_pb2.DeleteJobRunsRequest(workspace=workspace, job_id=job_id)
+            await self._metrics.DeleteJobRuns(request, timeout=self._settings.call_timeout_s)

@@ -1,0 +1,189 @@
+"""One attempt as the launcher sees it: a gang of nodes that start, fail and end together.
+
+Pure bookkeeping: no clock, no process, no call. `Supervisor` feeds it and acts on what it says is due.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Protocol
+
+from trainyard_protos.v1 import common_pb2, launcher_pb2
+
+from trainyard_launcher.backend import Facts
+from trainyard_launcher.ring import Ring
+
+COMPLETED = "Completed"
+STOPPED = "Stopped"
+_REASON_OF_STOP = {"DeadlineExceeded": "DeadlineExceeded"}
+
+
+class Phase(IntEnum):
+    """How far a node is; it only grows."""
+
+    STARTING = 1
+    RUNNING = 2
+    FINISHING = 3
+    ENDED = 4
+
+    @classmethod
+    def named(cls, name: str) -> Phase:
+        """Raises KeyError for a name that is no phase."""
+        return cls[name.upper()]
+
+
+class Session(Protocol):
+    """The stream of a node's agent."""
+
+    def send(self, command: launcher_pb2.AgentCommand) -> None: ...
+
+
+class Node:
+    """One node of an attempt."""
+
+    __slots__ = ("exit", "forced", "heard", "heard_ns", "index", "minted", "phase", "session", "told", "workers")
+
+    def __init__(self, index: int, heard: float, minted: float) -> None:
+        self.index = index
+        self.phase = Phase.STARTING
+        self.heard = heard  # on the clock of silence; when watching began, before the first word
+        self.minted = minted  # when the token its agent has was made, on the same clock
+        self.heard_ns = 0  # last heartbeat; 0 before the first
+        self.session: Session | None = None
+        self.workers: tuple[launcher_pb2.WorkerStatus, ...] = ()
+        self.exit: common_pb2.Exit | None = None
+        self.told: common_pb2.Exit | None = None  # the final exit in the agent's own words, should its record be lost
+        self.forced: common_pb2.Exit | None = None  # why the launcher itself ended it
+
+    @property
+    def failed(self) -> bool:
+        """Whether its exit, so far as it is known, is a failure."""
+        return self.exit is not None and self.exit.reason != COMPLETED
+
+
+class Attempt:
+    """An attempt from its claim until the scheduler has accepted its end.
+
+    Args:
+        facts: what does not change.
+        now: on the clock of silence.
+        minted: when its agents' tokens were made, on the same clock.
+    """
+
+    __slots__ = (
+        "facts",
+        "first_failure",
+        "nodes",
+        "progress",
+        "reported",
+        "ring",
+        "stop_reason",
+        "timer",
+        "unstarted",
+        "watchers",
+    )
+
+    def __init__(self, facts: Facts, now: float, minted: float) -> None:
+        self.facts = facts
+        self.nodes = [Node(index, now, minted) for index in range(facts.nodes)]
+        self.reported = Phase.STARTING
+        self.first_failure: int | None = None
+        self.stop_reason = ""
+        self.timer: asyncio.TimerHandle | None = None
+        self.unstarted: tuple[int, ...] = ()
+        self.progress: common_pb2.Progress | None = None
+        self.ring: Ring | None = None
+        self.watchers: set[asyncio.Event] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether every node has ended."""
+        return all(node.phase is Phase.ENDED for node in self.nodes)
+
+    def advance(self, index: int, phase: Phase, exit: common_pb2.Exit | None = None) -> None:
+        """A node is at least so far; an older phase than the known one says nothing new."""
+        node = self.nodes[index]
+        if phase < node.phase or (node.phase is Phase.ENDED):
+            return
+        node.phase = phase
+        if exit is not None:
+            node.exit = exit
+        if node.failed and self.first_failure is None:
+            self.first_failure = index
+
+    def due(self) -> Iterator[Phase]:
+        """Phases all nodes have reached and nobody was told of, in order; each is due once.
+
+        An end says everything: phases that were passed unseen on the way to it are not told.
+        """
+        reached = min(node.phase for node in self.nodes)
+        first = Phase.ENDED if reached is Phase.ENDED else Phase(self.reported + 1)
+        for phase in Phase:
+            if first <= phase <= reached and phase > self.reported:
+                self.reported = phase
+                yield phase
+
+    def verdict(self) -> common_pb2.Exit:
+        """The exit of the first failing node; what all nodes have in common, when none failed."""
+        verdict = common_pb2.Exit(reason=COMPLETED, exit_code=0, acknowledged=True)
+        known = [node.exit for node in self.nodes if node.exit is not None]
+        if self.first_failure is not None:
+            first = self.nodes[self.first_failure].exit
+            assert first is not None
+            verdict.CopyFrom(first)
+            if not verdict.HasField("node"):
+                verdict.node = self.first_failure
+        elif known:
+            verdict.message = known[0].message
+            verdict.resumed_from = known[0].resumed_from
+        verdict.acknowledged = len(known) == len(self.nodes) and all(exit.acknowledged for exit in known)
+        verdict.progressed = any(exit.progressed for exit in known)
+        del verdict.unstored[:]
+        verdict.unstored.extend(text for exit in known for text in exit.unstored)
+        return verdict
+
+    def exit_without_record(self, index: int, out_of_memory: bool, last_lines: list[str]) -> common_pb2.Exit:
+        """Why a node ended whose agent left no exit record."""
+        node = self.nodes[index]
+        if node.told is not None:
+            return node.told
+        if node.forced is not None:
+            return node.forced
+        exit = common_pb2.Exit(node=index, last_lines=last_lines)
+        if out_of_memory:
+            exit.reason, exit.message = "OutOfMemory", "the node used more memory than its limit: ask for more"
+        elif self.stop_reason and self.first_failure is None:
+            exit.reason = _REASON_OF_STOP.get(self.stop_reason, STOPPED)
+            exit.message = f"ended while it was being stopped ({self.stop_reason})"
+        else:
+            exit.reason = "AgentLost"
+            exit.message = "the agent of the node ended without an exit record; its last lines are in agent.log"
+        return exit
+
+    def note_progress(self, progress: common_pb2.Progress) -> bool:
+        """Keeps the furthest progress of all nodes; whether it is news."""
+        known = self.progress
+        if known is not None and (progress.step, progress.updated_ns) <= (known.step, known.updated_ns):
+            return False
+        self.progress = progress
+        return True
+
+    def watch(self) -> asyncio.Event:
+        """An event that is set whenever something here has changed; give it back to `unwatch`."""
+        event = asyncio.Event()
+        if self.watchers is None:
+            self.watchers = set()
+        self.watchers.add(event)
+        return event
+
+    def unwatch(self, event: asyncio.Event) -> None:
+        """Ends a `watch`."""
+        if self.watchers is not None:
+            self.watchers.discard(event)
+
+    def changed(self) -> None:
+        """Wakes everyone who watches."""
+        for event in self.watchers or ():
+            event.set()

@@ -1,0 +1,163 @@
+"""What the launcher needs of a place where nodes run.
+
+A backend starts the agents of an attempt, says when one has ended, and ends it when told to. It knows nothing of jobs,
+gangs, retries or the scheduler; the launcher knows nothing of processes or pods.
+
+Laws:
+- `start` is idempotent: a node that was ever started is not started again; if it is over, its end is delivered (again).
+- When `start` fails, nothing of the attempt runs.
+- Every node that was started ends in exactly one `NodeEnd` per life of the backend, through the callback given to `open` or in
+  the `Found` it returns; when it is delivered, nothing of the node runs any more.
+- Nothing ends because the backend object does: `close` leaves nodes running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What must be known of an attempt for as long as anything of it exists."""
+
+    workspace: str
+    job_id: str
+    job_name: str
+    attempt_id: str
+    fence: int
+    nodes: int
+    workers_per_node: int
+    grace_s: float
+    deadline_ns: int = 0  # 0: none
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """An attempt to start: one plan per node, in which the backend fills in what only it knows (addresses, devices)."""
+
+    facts: Facts
+    plans: Sequence[launcher_pb2.NodePlan]
+    per_worker: common_pb2.Resources
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnd:
+    """A node that is over: its exit record, or None when its agent left none."""
+
+    attempt_id: str
+    node: int
+    exit: common_pb2.Exit | None
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An attempt of an earlier life of the launcher: the nodes that are over, and those that were never started."""
+
+    facts: Facts
+    ends: Sequence[NodeEnd] = ()
+    unstarted: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a node is."""
+
+    machine: str
+    folder: str = ""
+    gpus: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShellRequest:
+    """An interactive command beside a worker.
+
+    Args:
+        command: empty for the user's shell.
+        worker_pid: the worker whose folder and environment it gets; 0 when the worker is not known to run.
+        rows: of the terminal, with `tty`.
+        columns: of the terminal, with `tty`.
+    """
+
+    command: Sequence[str]
+    worker_pid: int
+    tty: bool
+    rows: int = 24
+    columns: int = 80
+
+
+class Shell(Protocol):
+    """A running shell. `close` ends it and everything it started."""
+
+    def output(self) -> AsyncIterator[bytes]: ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def close_stdin(self) -> None: ...
+
+    def resize(self, rows: int, columns: int) -> None: ...
+
+    async def wait(self) -> int: ...
+
+    async def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """A place where nodes run."""
+
+    def machines(self) -> Sequence[scheduler_pb2.Machine]:
+        """What there is to run on."""
+        ...
+
+    async def open(self, on_end: Callable[[NodeEnd], None]) -> Sequence[Found]:
+        """Takes over what an earlier life left. `on_end` is called on the loop's thread."""
+        ...
+
+    async def start(self, launch: Launch) -> str:
+        """Starts the nodes that were never started. Returns a remark for the job's events, or "".
+
+        Raises:
+            StartError: a node cannot be started here.
+        """
+        ...
+
+    async def stop(self, attempt_id: str, node: int, *, kill: bool) -> None:
+        """Asks a node's agent to end, or ends all of the node at once. A node that was never started ends by it (and never
+        starts); nothing happens when it is over."""
+        ...
+
+    async def logs(self, attempt_id: str, node: int) -> Sequence[str]:
+        """The last lines, at most 20, that the node's agent itself wrote: why it could not begin, for instance."""
+        ...
+
+    def place(self, attempt_id: str, node: int) -> Place:
+        """Where a node is."""
+        ...
+
+    async def shell(self, attempt_id: str, node: int, request: ShellRequest) -> Shell:
+        """A shell beside a worker.
+
+        Raises:
+            StartError: the command cannot be started.
+        """
+        ...
+
+    async def settle(self, attempt_id: str) -> None:
+        """The attempt's end is known to the scheduler: never find it again."""
+        ...
+
+    async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
+        """Removes all that is kept of attempts that are over. Returns the workspace of each that was found."""
+        ...
+
+    async def close(self) -> None:
+        """Stops watching; nodes go on."""
+        ...
+
+
+class StartError(Exception):
+    """Something cannot be started here; the message says why and what to do."""

@@ -1,0 +1,5 @@
+"""Nodes as processes of this machine."""
+
+from trainyard_launcher.backends.process.backend import ProcessBackend
+
+__all__ = ["ProcessBackend"]

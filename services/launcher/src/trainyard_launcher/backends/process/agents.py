@@ -1,0 +1,94 @@
+"""Starts agent processes and hears of their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from trainyard_launcher.backends.process.folders import NodeFolder
+
+
+def environment(home: Path, attempt_id: str, node: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What an agent is started with: this process's environment, marked so that all of an attempt can be found.
+
+    Variables of an attempt this process may itself run in are not handed on.
+    """
+    kept = {name: value for name, value in base.items() if not name.startswith(("TRAINYARD_", "TORCHELASTIC_"))}
+    return kept | {
+        "TRAINYARD_HOME": str(home),
+        "TRAINYARD_ATTEMPT_ID": attempt_id,
+        "TRAINYARD_NODE": str(node),
+        "MALLOC_ARENA_MAX": "2",  # an agent has many threads and little to do: arenas would be most of its memory
+    }
+
+
+def spawn(folder: NodeFolder, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts a node's agent in a session of its own, so that no signal of our terminal reaches it.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    with folder.log.open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "trainyard.agent", str(folder.path)],
+            cwd=folder.path,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+class Watch:
+    """Calls back once when a process has ended, child or not.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+
+    def __init__(self, pid: int, on_end: Callable[[], None], child: subprocess.Popen[bytes] | None = None) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._on_end = on_end
+        self._child = child
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._pidfd, self._ended)
+
+    def _ended(self) -> None:
+        self.close()
+        if self._child is not None:
+            self._child.wait()  # has ended: only reaps it
+        self._on_end()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to this very process, never to one that got its pid later."""
+        import signal
+
+        with contextlib.suppress(ProcessLookupError, OSError):
+            signal.pidfd_send_signal(self._pidfd, number)
+
+    def close(self) -> None:
+        """Stops watching; the process goes on."""
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._child is not None and self._child.returncode is None:
+            self._child.poll()
+
+
+def free_port(taken: Collection[int]) -> int:
+    """A TCP port of loopback that nobody listens on and that is not in `taken`."""
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
+        if port not in taken:
+            return port

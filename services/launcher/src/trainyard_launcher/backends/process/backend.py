@@ -1,0 +1,318 @@
+"""The process backend: a folder and an agent process per node, all on this machine.
+
+What it must remember is on disk before anything starts (`attempt.json`), and who took a node is what the agent itself wrote
+(`started`), so a launcher that was killed at any moment finds everything again.
+
+A node's life:  folder and plan -> agent spawned -> agent takes `started` -> agent is gone -> the rest is swept -> `NodeEnd`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+from servicekit.ids import now_ns
+from trainyard_protos.v1 import common_pb2, scheduler_pb2
+
+from trainyard_launcher.backend import Found, Launch, NodeEnd, Place, Shell, ShellRequest, StartError
+from trainyard_launcher.backends.process import cgroups, gpus, sweep
+from trainyard_launcher.backends.process.agents import Watch, environment, free_port, spawn
+from trainyard_launcher.backends.process.folders import (
+    AttemptFolder,
+    AttemptRecord,
+    NodeFolder,
+    NodeRecord,
+    attempts_in,
+)
+from trainyard_launcher.backends.process.shell import ProcessShell, environment_of
+from trainyard_launcher.background import Background
+from trainyard_launcher.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_LOG_LINES = 20
+_MASTER_ADDR = "127.0.0.1"
+
+
+class ProcessBackend:
+    """Runs nodes as processes. Lives on the loop's thread; what blocks runs in few threads of its own.
+
+    Args:
+        home: the yard's folder; attempts are under `attempts/`.
+    """
+
+    def __init__(self, home: Path, settings: Settings | None = None) -> None:
+        self._settings = settings or Settings()
+        self._home = home
+        self._attempts = home / "attempts"
+        declared = self._settings.capacity_gpu
+        self._gpus = gpus.Gpus(range(declared) if declared is not None else gpus.detect())
+        self._cgroups = cgroups.detect() if self._settings.enforce_limits else cgroups.Cgroups({}, 1, "switched off")
+        self._limits_told = False
+        self._records: dict[str, AttemptRecord] = {}
+        self._watches: dict[tuple[str, int], Watch] = {}
+        self._left: dict[str, set[int]] = {}  # nodes that are not over, by attempt
+        self._threads = ThreadPoolExecutor(4, "process-backend")
+        self._background = Background()
+        self._on_end: Callable[[NodeEnd], None] = lambda _end: None
+
+    def machines(self) -> Sequence[scheduler_pb2.Machine]:
+        """This machine, with what the settings declare or what it has."""
+        settings = self._settings
+        total = common_pb2.Resources(
+            cpu=settings.capacity_cpu or len(os.sched_getaffinity(0)),
+            memory_bytes=settings.capacity_memory or psutil.virtual_memory().total,
+            gpu=len(self._gpus.indices),
+        )
+        return [scheduler_pb2.Machine(name=settings.machine, total=total)]
+
+    # Finding what an earlier life left
+
+    async def open(self, on_end: Callable[[NodeEnd], None]) -> Sequence[Found]:
+        """Watches the agents that live, ends what the dead ones left, and says what was found."""
+        self._on_end = on_end
+        found = []
+        for folder, record in await self._in_thread(self._scan):
+            found.append(await self._take_over(folder, record))
+        return found
+
+    def _scan(self) -> list[tuple[AttemptFolder, AttemptRecord]]:
+        """Attempts that may not be over; processes of all others are ended."""
+        alive = sweep.attempts_alive()
+        unfinished = []
+        for folder in attempts_in(self._attempts):
+            record = None if folder.over else folder.read()
+            if record is not None:
+                unfinished.append((folder, record))
+            elif folder.path.name in alive:
+                self._sweep(sweep.Target(folder.path.name))
+        return unfinished
+
+    async def _take_over(self, folder: AttemptFolder, record: AttemptRecord) -> Found:
+        attempt_id = record.facts.attempt_id
+        self._hold(record)
+        ends, unstarted = [], []
+        for index in range(len(record.nodes)):
+            started = folder.node(index).started()
+            if started is None:
+                unstarted.append(index)
+            elif not (started.alive and self._watch(attempt_id, index, started.pid)):
+                ends.append(await self._finish(attempt_id, index))
+        return Found(record.facts, ends, unstarted)
+
+    def _hold(self, record: AttemptRecord) -> None:
+        attempt_id = record.facts.attempt_id
+        self._records[attempt_id] = record
+        self._left[attempt_id] = set(range(len(record.nodes)))
+        self._gpus.hold(attempt_id, (index for node in record.nodes for index in node.gpus))
+
+    # Starting
+
+    async def start(self, launch: Launch) -> str:
+        """Writes the record, then starts the agents that never were; see `Backend.start`."""
+        attempt_id = launch.facts.attempt_id
+        try:
+            record = self._records.get(attempt_id) or await self._in_thread(self._folder(attempt_id).read)
+            if record is None:
+                record = self._allocate(launch)
+                await self._in_thread(self._folder(attempt_id).write, record)
+            if attempt_id not in self._records:
+                self._hold(record)
+            children = await self._in_thread(self._spawn_missing, launch, record)
+        except gpus.NotEnoughGpus as error:
+            raise StartError(str(error)) from error
+        except OSError as error:
+            await self._undo(attempt_id)
+            raise StartError(f"cannot start on {self._settings.machine}: {error}") from error
+        for index in range(launch.facts.nodes):
+            child = children.get(index)
+            if child is None or not self._watch(attempt_id, index, child.pid, child):
+                self._look(attempt_id, index)
+        return self._limits_note()
+
+    def _allocate(self, launch: Launch) -> AttemptRecord:
+        facts = launch.facts
+        workers = facts.workers_per_node
+        shares = self._gpus.take(facts.attempt_id, [launch.per_worker.gpu * workers] * facts.nodes)
+        cpu = launch.per_worker.cpu * workers + self._settings.agent_cpu
+        memory = launch.per_worker.memory_bytes * workers + self._settings.agent_memory
+        nodes = []
+        for index, share in enumerate(shares):
+            name = f"trainyard-{facts.attempt_id}-{index}"
+            nodes.append(NodeRecord(share, self._cgroups.create(name, cpu, memory)))
+        taken = {record.master_port for record in self._records.values()}
+        return AttemptRecord(facts, tuple(nodes), free_port(taken), now_ns())
+
+    def _spawn_missing(self, launch: Launch, record: AttemptRecord) -> dict[int, subprocess.Popen[bytes]]:
+        attempt_id = launch.facts.attempt_id
+        missing = []
+        for index, plan in enumerate(launch.plans):
+            folder = self._folder(attempt_id).node(index)
+            if folder.started() is None:
+                plan.gpus[:] = record.nodes[index].gpus
+                plan.cgroup_procs[:] = cgroups.procs_files(record.nodes[index].cgroups)
+                plan.master_addr, plan.master_port = _MASTER_ADDR, record.master_port
+                plan.state_dir = str(self._home / "cache")
+                folder.write_plan(plan)
+                missing.append((index, folder))
+        return {index: spawn(folder, environment(self._home, attempt_id, index)) for index, folder in missing}
+
+    async def _undo(self, attempt_id: str) -> None:
+        """Ends what a failed start began, and keeps later starts of it from happening."""
+        record = self._records.get(attempt_id)
+        for index in range(len(record.nodes) if record else 0):
+            await self._in_thread(self._folder(attempt_id).node(index).take)
+            await self._finish(attempt_id, index)
+        self._gpus.release(attempt_id)
+
+    def _limits_note(self) -> str:
+        if self._limits_told or not self._cgroups.why_not:
+            return ""
+        self._limits_told = True
+        return f"limits are not enforced here: {self._cgroups.why_not}"
+
+    # Watching
+
+    def _watch(self, attempt_id: str, index: int, pid: int, child: subprocess.Popen[bytes] | None = None) -> bool:
+        """Whether the process is there to be watched."""
+        try:
+            watch = Watch(pid, lambda: self._look(attempt_id, index), child)
+        except ProcessLookupError:
+            return False
+        if (earlier := self._watches.pop((attempt_id, index), None)) is not None:
+            earlier.close()
+        self._watches[attempt_id, index] = watch
+        return True
+
+    def _look(self, attempt_id: str, index: int) -> None:
+        """An agent has ended, or was not there: another may hold the node (a doubled start), else the node is over."""
+        self._watches.pop((attempt_id, index), None)
+        started = self._folder(attempt_id).node(index).started()
+        if started is None or not started.alive or not self._watch(attempt_id, index, started.pid):
+            self._background.run(self._deliver(attempt_id, index), f"end of {attempt_id}/{index}")
+
+    async def _deliver(self, attempt_id: str, index: int) -> None:
+        self._on_end(await self._finish(attempt_id, index))
+
+    async def _finish(self, attempt_id: str, index: int) -> NodeEnd:
+        """Ends the rest of a node and gives back what it had."""
+        record = self._records[attempt_id]
+        end = await self._in_thread(self._end_node, attempt_id, index, record.nodes[index])
+        left = self._left.setdefault(attempt_id, set())
+        left.discard(index)
+        if not left:
+            self._gpus.release(attempt_id)
+        return end
+
+    def _end_node(self, attempt_id: str, index: int, node: NodeRecord) -> NodeEnd:
+        folder = self._folder(attempt_id).node(index)
+        started = folder.started()
+        same_boot = started is not None and started.pid > 0 and started.boot_id == _boot_id()
+        self._sweep(sweep.Target(attempt_id, index, started.pid if started and same_boot else 0, node.cgroups))
+        end = NodeEnd(attempt_id, index, folder.exit(), cgroups.out_of_memory(node.cgroups))
+        cgroups.remove(node.cgroups)
+        return end
+
+    def _sweep(self, target: sweep.Target) -> None:
+        try:
+            killed = sweep.end_all(target, self._settings.sweep_timeout_s)
+        except TimeoutError:
+            logger.exception("processes left behind", extra={"attempt": target.attempt_id, "node": target.node})
+            return
+        if killed:
+            logger.info("processes ended", extra={"attempt": target.attempt_id, "node": target.node, "count": killed})
+
+    # Stopping
+
+    async def stop(self, attempt_id: str, node: int, *, kill: bool) -> None:
+        """SIGTERM to the agent, or SIGKILL to everything of the node."""
+        if attempt_id not in self._records or node not in self._left.get(attempt_id, ()):
+            return
+        folder = self._folder(attempt_id).node(node)
+        watch = self._watches.get((attempt_id, node))
+        if watch is None:
+            # Nobody runs it: take it, so that nobody ever does. When it is taken, its end is under way.
+            if await self._in_thread(folder.take):
+                await self._deliver(attempt_id, node)
+        elif kill:
+            watch.signal(signal.SIGKILL)  # its end, once noticed, takes the rest along
+        else:
+            watch.signal(signal.SIGTERM)
+
+    # What users ask
+
+    async def logs(self, attempt_id: str, node: int) -> Sequence[str]:
+        """The end of the node's agent.log."""
+        return await self._in_thread(self._folder(attempt_id).node(node).log_tail, _LOG_LINES)
+
+    def place(self, attempt_id: str, node: int) -> Place:
+        """Folder and devices of a node."""
+        record = self._records.get(attempt_id)
+        folder = str(self._folder(attempt_id).node(node).path)
+        return Place(self._settings.machine, folder, record.nodes[node].gpus if record else ())
+
+    async def shell(self, attempt_id: str, node: int, request: ShellRequest) -> Shell:
+        """A shell with a running worker's folder and environment; with the node's, while the worker does not run."""
+        folder = self._folder(attempt_id).node(node)
+        try:
+            cwd = Path(os.readlink(f"/proc/{request.worker_pid}/cwd"))
+            environ = environment_of(request.worker_pid)
+        except OSError:
+            environ = environment(self._home, attempt_id, node) | dict(folder.plan().env)
+            work = folder.path / "work"
+            cwd = work if work.is_dir() else folder.path
+        return await ProcessShell.open(request, cwd, environ)
+
+    # Afterwards
+
+    async def settle(self, attempt_id: str) -> None:
+        """Marks the folder; processes are gone already."""
+        self._records.pop(attempt_id, None)
+        self._left.pop(attempt_id, None)
+        await self._in_thread(self._folder(attempt_id).mark_over)
+
+    async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
+        """Removes folders; attempts that are not over keep theirs."""
+        over = [attempt_id for attempt_id in attempt_ids if attempt_id not in self._records]
+        return await self._in_thread(self._remove, over)
+
+    def _remove(self, attempt_ids: Sequence[str]) -> dict[str, str]:
+        workspaces = {}
+        for attempt_id in attempt_ids:
+            folder = self._folder(attempt_id)
+            record = folder.read()
+            if record is not None:
+                workspaces[attempt_id] = record.facts.workspace
+            shutil.rmtree(folder.path, ignore_errors=True)
+        return workspaces
+
+    async def close(self) -> None:
+        """Stops watching."""
+        for watch in self._watches.values():
+            watch.close()
+        self._watches.clear()
+        await self._background.close()
+        self._threads.shutdown(wait=True)
+
+    def _folder(self, attempt_id: str) -> AttemptFolder:
+        return AttemptFolder(self._attempts / attempt_id)
+
+    async def _in_thread(self, work, *arguments):  # type: ignore[no-untyped-def]
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _boot_id() -> str:
+    from trainyard.home import boot_id
+
+    return boot_id()
+
+
+__all__ = ["NodeFolder", "ProcessBackend"]

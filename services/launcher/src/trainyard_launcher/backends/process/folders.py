@@ -1,0 +1,196 @@
+"""Attempts on disk: what a launcher writes before it starts one, and reads to find it again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from google.protobuf import json_format
+from google.protobuf.message import DecodeError
+from trainyard.home import boot_id, is_alive
+from trainyard_protos.v1 import common_pb2, launcher_pb2
+
+from trainyard_launcher.backend import Facts
+
+_RECORD = "attempt.json"
+_OVER = "over"  # the scheduler knows the end: not looked at again
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What is given to one node."""
+
+    gpus: tuple[int, ...] = ()
+    cgroups: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """Everything needed to look after an attempt, written before anything of it starts."""
+
+    facts: Facts
+    nodes: tuple[NodeRecord, ...]
+    master_port: int
+    written_ns: int
+
+    @classmethod
+    def from_json(cls, text: str) -> AttemptRecord:
+        """Raises ValueError, KeyError or TypeError when the text is not what `to_json` wrote."""
+        fields = json.loads(text)
+        nodes = tuple(NodeRecord(tuple(node["gpus"]), tuple(node["cgroups"])) for node in fields["nodes"])
+        return cls(Facts(**fields["facts"]), nodes, fields["master_port"], fields["written_ns"])
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The agent that took a node, as it says itself; pid 0 when the launcher took it so that no agent can."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+
+    @property
+    def alive(self) -> bool:
+        """Whether that very process still runs."""
+        return self.pid > 0 and is_alive(self.pid, self.start_time, self.boot_id)
+
+
+class NodeFolder:
+    """A node's folder."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def log(self) -> Path:
+        """The agent's own log."""
+        return self.path / "agent.log"
+
+    def write_plan(self, plan: launcher_pb2.NodePlan) -> None:
+        """Writes the plan for its owner alone: it holds the attempt's token and the job's secrets.
+
+        As protobuf, and as JSON for an agent that has no time to load protobuf first.
+        """
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fields = json_format.MessageToDict(plan, preserving_proto_field_name=True)
+        _write_private(self.path / "plan.json", json.dumps(fields).encode())
+        _write_private(self.path / "plan.bin", plan.SerializeToString())
+
+    def plan(self) -> launcher_pb2.NodePlan:
+        """Raises FileNotFoundError before it was written."""
+        return launcher_pb2.NodePlan.FromString((self.path / "plan.bin").read_bytes())
+
+    def started(self) -> Started | None:
+        """Who took the node; None when nobody has. A file that cannot be read is of an agent that died writing it."""
+        try:
+            fields = json.loads((self.path / "started").read_bytes())
+            return Started(int(fields["pid"]), int(fields["start_time"]), str(fields["boot_id"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError):
+            return Started(0, 0, "")
+
+    def take(self) -> bool:
+        """Takes the node, so that no agent can; false when one has it."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            descriptor = os.open(self.path / "started", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(asdict(Started(0, 0, boot_id())), file)
+        return True
+
+    def exit(self) -> common_pb2.Exit | None:
+        """The exit record, or None when there is none that can be read."""
+        try:
+            return common_pb2.Exit.FromString((self.path / "exit.bin").read_bytes())
+        except (FileNotFoundError, DecodeError):
+            return None
+
+    def log_tail(self, lines: int, max_bytes: int = 64 * 1024) -> list[str]:
+        """The last lines of the agent's own log."""
+        try:
+            with self.log.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(size - max_bytes, 0))
+                return file.read().decode(errors="replace").splitlines()[-lines:]
+        except FileNotFoundError:
+            return []
+
+
+class AttemptFolder:
+    """An attempt's folder."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def node(self, index: int) -> NodeFolder:
+        """The folder of one node."""
+        return NodeFolder(self.path / f"node-{index}")
+
+    def read(self) -> AttemptRecord | None:
+        """The record; None when nothing can have been started, for it is written before."""
+        with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+            return AttemptRecord.from_json((self.path / _RECORD).read_text())
+        return None
+
+    def write(self, record: AttemptRecord) -> None:
+        """Writes the record so that it survives a power cut, or not at all."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = self.path / f".{_RECORD}.{os.getpid()}"
+        with draft.open("w") as file:
+            file.write(record.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(self.path / _RECORD)
+        for folder in (self.path, self.path.parent):
+            _sync_folder(folder)
+
+    @property
+    def over(self) -> bool:
+        """Whether the scheduler knows its end."""
+        return (self.path / _OVER).exists()
+
+    def mark_over(self) -> None:
+        """Its end is known: never look at it again. Losing the mark in a power cut costs one look."""
+        with contextlib.suppress(FileNotFoundError):
+            (self.path / _OVER).touch()
+
+
+def attempts_in(folder: Path) -> Iterator[AttemptFolder]:
+    """All attempt folders, those that are over included."""
+    if folder.is_dir():
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            if entry.is_dir(follow_symlinks=False):
+                yield AttemptFolder(Path(entry.path))
+
+
+def _write_private(path: Path, content: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    draft.rename(path)
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+__all__: Sequence[str] = ("AttemptFolder", "AttemptRecord", "NodeFolder", "NodeRecord", "Started", "attempts_in")

@@ -1,0 +1,51 @@
+"""Secrets of a job, read where its processes will run. Their values go into the node's plan (mode 0600) and nowhere else."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainyard.spec import TrainingJob
+
+_MAX_BYTES = 64 * 1024
+
+
+class SecretUnavailable(Exception):
+    """A secret cannot be read on this machine."""
+
+
+def resolve(job: TrainingJob, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The job's secrets as environment variables.
+
+    Raises:
+        SecretUnavailable: one is missing or not text; the message names it, not its value.
+    """
+    return {secret.name: _read(secret.name, secret.from_, environ) for secret in job.spec.secrets}
+
+
+def _read(name: str, source: object, environ: Mapping[str, str]) -> str:
+    variable, file = getattr(source, "env", None), getattr(source, "file", None)
+    if variable:
+        if variable not in environ:
+            raise SecretUnavailable(
+                f"secret {name}: the environment of the yard has no variable {variable}; export it, then restart the yard"
+            )
+        return environ[variable]
+    return _read_file(name, Path(str(file)).expanduser())
+
+
+def _read_file(name: str, path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise SecretUnavailable(f"secret {name}: cannot read {path}: {error.strerror}") from error
+    if len(content) > _MAX_BYTES:
+        raise SecretUnavailable(f"secret {name}: {path} is larger than {_MAX_BYTES} bytes")
+    try:
+        return content.decode().rstrip("\n")
+    except UnicodeDecodeError as error:
+        raise SecretUnavailable(f"secret {name}: {path} is not text in UTF-8") from error

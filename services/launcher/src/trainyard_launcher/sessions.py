@@ -1,0 +1,164 @@
+"""AgentService: one stream per agent, for everything about its node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+from servicekit.auth import AttemptTokens, Principal, current_principal
+from servicekit.errors import InvalidArgument, PermissionDenied
+from servicekit.ids import now_ns
+from trainyard_protos.v1 import launcher_pb2, launcher_pb2_grpc
+
+from trainyard_launcher.attempts import Attempt, Node, Phase
+from trainyard_launcher.ring import Ring
+from trainyard_launcher.settings import Settings
+from trainyard_launcher.stacks import StacksDesk
+from trainyard_launcher.supervisor import Supervisor, stop_command
+
+logger = logging.getLogger(__name__)
+
+Message = launcher_pb2.AgentMessage
+Command = launcher_pb2.AgentCommand
+_MAX_COMMANDS = 64  # an agent that does not read that many is not well: its stream is ended
+
+
+class AgentSession:
+    """What waits to be sent to one agent."""
+
+    def __init__(self) -> None:
+        self._commands: asyncio.Queue[Command | None] = asyncio.Queue(_MAX_COMMANDS + 1)
+
+    def send(self, command: Command) -> None:
+        """Sends a command; one too many ends the stream, and the agent connects again."""
+        self._put(command if self._commands.qsize() < _MAX_COMMANDS else None)
+
+    def end(self) -> None:
+        """Ends the stream after what was sent before."""
+        self._put(None)
+
+    def _put(self, command: Command | None) -> None:
+        if not self._commands.full():
+            self._commands.put_nowait(command)
+
+    async def commands(self) -> AsyncIterator[Command]:
+        """Commands until the end."""
+        while (command := await self._commands.get()) is not None:
+            yield command
+
+
+class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
+    """Serves agents."""
+
+    def __init__(self, supervisor: Supervisor, tokens: AttemptTokens, stacks: StacksDesk, settings: Settings) -> None:
+        self._supervisor = supervisor
+        self._tokens = tokens
+        self._stacks = stacks
+        self._settings = settings
+        self._handlers: dict[str, Callable[[Attempt, Node, Message], None]] = {
+            "heartbeat": self._heartbeat,
+            "lines": self._lines,
+            "phase": self._phase,
+            "stacks": lambda _attempt, _node, message: self._stacks.answered(message.stacks),
+            "note": lambda attempt, _node, message: supervisor.note(attempt, message.note.reason, message.note.text),
+        }
+
+    async def Session(
+        self, request_iterator: AsyncIterator[Message], context: grpc.aio.ServicerContext[Message, Command]
+    ) -> AsyncIterator[Command]:
+        """Until the agent hangs up, or is told that it is not wanted."""
+        hello = _checked_hello(await anext(aiter(request_iterator)), current_principal())
+        attempt = self._supervisor.attempts.get(hello.attempt_id)
+        if attempt is None or not 0 <= hello.node < attempt.facts.nodes:
+            yield Command(stop=Command.Stop(reason="Stale"))
+            return
+        node = attempt.nodes[hello.node]
+        session = AgentSession()
+        self._welcome(attempt, node, session, hello)
+        reader = asyncio.create_task(self._read(attempt, node, session, request_iterator))
+        try:
+            async for command in session.commands():
+                yield command
+        finally:
+            reader.cancel()
+            if node.session is session:
+                node.session = None
+
+    def _welcome(self, attempt: Attempt, node: Node, session: AgentSession, hello: Message.Hello) -> None:
+        if isinstance(node.session, AgentSession):
+            node.session.end()  # of a connection that broke without a word
+        node.session = session
+        session.send(Command(welcome=Command.Welcome(heartbeat_s=self._settings.heartbeat_s)))
+        if attempt.stop_reason:
+            session.send(stop_command(attempt))
+        self._hear(attempt, node)
+        self._supervisor.heard(attempt, node, _phase(hello.phase or "starting"))
+
+    async def _read(
+        self, attempt: Attempt, node: Node, session: AgentSession, messages: AsyncIterator[Message]
+    ) -> None:
+        try:
+            async for message in messages:
+                handler = self._handlers.get(message.WhichOneof("message") or "")
+                if handler is not None:
+                    handler(attempt, node, message)
+        except (asyncio.CancelledError, grpc.RpcError):
+            pass
+        except Exception:
+            logger.exception("message of an agent failed", extra={"attempt": attempt.facts.attempt_id})
+        finally:
+            session.end()
+
+    def _hear(self, attempt: Attempt, node: Node) -> None:
+        now = time.monotonic()
+        node.heard, node.heard_ns = now, now_ns()
+        if node.session is None or now - node.minted < self._settings.token_ttl_s / 2:
+            return
+        node.minted = now
+        facts = attempt.facts
+        token, expires_ns = self._tokens.mint(
+            facts.workspace, facts.job_id, facts.attempt_id, facts.fence, self._settings.token_ttl_s
+        )
+        node.session.send(Command(token=Command.Token(token=token, expires_ns=expires_ns)))
+
+    def _heartbeat(self, attempt: Attempt, node: Node, message: Message) -> None:
+        self._hear(attempt, node)
+        node.workers = tuple(message.heartbeat.workers)
+        if message.heartbeat.HasField("progress") and attempt.note_progress(message.heartbeat.progress):
+            attempt.changed()
+
+    def _lines(self, attempt: Attempt, node: Node, message: Message) -> None:
+        if attempt.ring is None:
+            attempt.ring = Ring(self._settings.ring_lines, self._settings.ring_bytes)
+        if attempt.ring.append(line for line in message.lines.lines if line.node == node.index):
+            attempt.changed()
+
+    def _phase(self, attempt: Attempt, node: Node, message: Message) -> None:
+        exit = message.phase.exit if message.phase.HasField("exit") else None
+        self._supervisor.heard(attempt, node, _phase(message.phase.phase), exit)
+
+
+def _checked_hello(message: Message, principal: Principal) -> Message.Hello:
+    if message.WhichOneof("message") != "hello":
+        raise InvalidArgument("a session begins with hello", reason="HelloExpected")
+    hello = message.hello
+    if principal.kind != "attempt":
+        raise PermissionDenied(
+            "only an attempt's token opens a session", reason="AttemptOnly", hint="agents find theirs in their plan"
+        )
+    if (principal.attempt_id, principal.fence) != (hello.attempt_id, hello.fence):
+        raise PermissionDenied(
+            f"this token is for attempt {principal.attempt_id}, not {hello.attempt_id}", reason="WrongAttempt"
+        )
+    return hello
+
+
+def _phase(name: str) -> Phase:
+    try:
+        return Phase.named(name)
+    except KeyError:
+        allowed = ", ".join(phase.name.lower() for phase in Phase)
+        raise InvalidArgument(f"'{name}' is no phase; allowed: {allowed}", reason="UnknownPhase") from None

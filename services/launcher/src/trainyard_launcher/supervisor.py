@@ -1,0 +1,298 @@
+"""Takes attempts from the scheduler, has them started, keeps watch, and reports their end.
+
+    Celery message -> launch -> claim -> plan -> backend.start -> agents connect (`heard`)
+    stop message / failing peer / answer STALE -> stop: command to the agent, or its signal; killed when time is up
+    backend: node is gone -> `ended` -> all nodes gone -> ENDED is reported -> accepted -> forgotten here
+
+An attempt ends here only through the backend's word that its nodes are gone, so nothing of it runs when ENDED is reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+import grpc
+from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2, scheduler_pb2_grpc
+
+from trainyard_launcher.attempts import Attempt, Node, Phase
+from trainyard_launcher.backend import Backend, NodeEnd, StartError
+from trainyard_launcher.background import Background
+from trainyard_launcher.plan import Planner
+from trainyard_launcher.registry import Registry
+from trainyard_launcher.reports import Answer, Report, Reporter
+from trainyard_launcher.scheduler import backoff, is_away
+from trainyard_launcher.secrets import SecretUnavailable
+from trainyard_launcher.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_PHASES = {
+    Phase.RUNNING: scheduler_pb2.ATTEMPT_PHASE_STARTED,
+    Phase.FINISHING: scheduler_pb2.ATTEMPT_PHASE_FINISHING,
+    Phase.ENDED: scheduler_pb2.ATTEMPT_PHASE_ENDED,
+}
+_ENDED = scheduler_pb2.ATTEMPT_PHASE_ENDED
+Command = launcher_pb2.AgentCommand
+
+
+class Supervisor:
+    """All attempts of this launcher. Lives on the loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        stub: scheduler_pb2_grpc.AttemptServiceAsyncStub,
+        backend: Backend,
+        planner: Planner,
+        launcher_id: str,
+        settings: Settings,
+    ) -> None:
+        self._stub = stub
+        self._backend = backend
+        self._planner = planner
+        self._launcher_id = launcher_id
+        self._settings = settings
+        self.attempts = Registry(settings.recent_attempts)
+        self._starting: dict[str, asyncio.Task[None]] = {}
+        self._background = Background()
+        self._reporter = Reporter(stub, launcher_id, self._answered, settings.call_timeout_s, settings.max_notes)
+
+    # Beginning and end of the launcher itself
+
+    async def open(self) -> None:
+        """Takes over what an earlier life of this launcher left."""
+        for found in await self._backend.open(self.ended):
+            now = time.monotonic()
+            # When its token was made is not known: it counts as due for renewal at the agent's first word.
+            attempt = Attempt(found.facts, now, minted=now - self._settings.token_ttl_s)
+            attempt.unstarted = tuple(found.unstarted)
+            self.attempts.add(attempt)
+            for end in found.ends:
+                self.ended(end)
+        self._background.run(self._listen_for_silence(), "silence")
+
+    async def close(self) -> None:
+        """Stops watching. What runs goes on."""
+        for attempt in self.attempts:
+            if attempt.timer is not None:
+                attempt.timer.cancel()
+        await self._background.close()
+        await self._reporter.close()
+        await self._backend.close()
+
+    # Starting
+
+    async def launch(self, attempt_id: str, fence: int) -> None:
+        """Claims an attempt and starts it. Doubled and late calls do nothing.
+
+        Raises:
+            grpc.aio.AioRpcError: the scheduler refused the claim.
+        """
+        attempt = self.attempts.get(attempt_id)
+        if attempt is not None and not attempt.unstarted:
+            return
+        running = self._starting.get(attempt_id)
+        if running is None:
+            running = self._background.run(self._launch(attempt_id, fence), f"launch {attempt_id}")
+            self._starting[attempt_id] = running
+            running.add_done_callback(lambda _: self._starting.pop(attempt_id, None))
+        await asyncio.shield(running)
+
+    async def _launch(self, attempt_id: str, fence: int) -> None:
+        claim = await self._claim(attempt_id, fence)
+        if claim.stale:
+            logger.info("claim refused", extra={"attempt": attempt_id, "fence": fence, "why": claim.stale_reason})
+            return
+        if claim.assignment.stopping and self.attempts.get(attempt_id) is None:
+            self._never_started(attempt_id, fence, "Stopped", "stopped before it was started")
+            return
+        try:
+            await self._start(claim.assignment)
+        except SecretUnavailable as error:
+            self._never_started(attempt_id, fence, "SecretUnavailable", str(error))
+        except (StartError, OSError) as error:
+            self._never_started(attempt_id, fence, "StartFailed", str(error))
+
+    async def _claim(self, attempt_id: str, fence: int) -> scheduler_pb2.ClaimAttemptResponse:
+        request = scheduler_pb2.ClaimAttemptRequest(attempt_id=attempt_id, fence=fence, launcher_id=self._launcher_id)
+        for pause_s in backoff():
+            try:
+                return await self._stub.ClaimAttempt(request, timeout=self._settings.call_timeout_s)
+            except grpc.aio.AioRpcError as error:
+                if not is_away(error):
+                    raise
+            await asyncio.sleep(pause_s)
+        raise AssertionError("backoff never ends")
+
+    async def _start(self, assignment: scheduler_pb2.Assignment) -> None:
+        launch = self._planner.launch(assignment)
+        attempt = self.attempts.get(assignment.attempt_id)
+        if attempt is None:
+            now = time.monotonic()
+            attempt = Attempt(launch.facts, now, minted=now)
+            self.attempts.add(attempt)
+        note = await self._backend.start(launch)
+        attempt.unstarted = ()
+        if note:
+            self._reporter.note(assignment.attempt_id, assignment.fence, "LimitsNotEnforced", note)
+
+    def _never_started(self, attempt_id: str, fence: int, reason: str, message: str) -> None:
+        """Reports the end of an attempt of which nothing ever ran here."""
+        exit = common_pb2.Exit(reason=reason, message=message, acknowledged=True)
+        attempt = self.attempts.get(attempt_id)
+        if attempt is None:
+            self._reporter.phase(attempt_id, fence, _ENDED, exit)
+            return
+        for node in attempt.nodes:
+            attempt.advance(node.index, Phase.ENDED, exit)
+        self._follow_up(attempt)
+
+    # What agents say
+
+    def heard(self, attempt: Attempt, node: Node, phase: Phase, exit: common_pb2.Exit | None = None) -> None:
+        """A node's agent says how far it is. Its end counts when the backend confirms it."""
+        if phase is Phase.ENDED:
+            node.told = exit
+            asyncio.get_running_loop().call_later(self._settings.stop_slack_s, self._kill_if_left, attempt, node)
+            phase = Phase.FINISHING
+        attempt.advance(node.index, phase, exit)
+        self._follow_up(attempt)
+
+    def _kill_if_left(self, attempt: Attempt, node: Node) -> None:
+        if node.phase is not Phase.ENDED:
+            self._kill(attempt, node)
+
+    def note(self, attempt: Attempt, reason: str, text: str) -> None:
+        """A remark of an agent for the job's events."""
+        self._reporter.note(attempt.facts.attempt_id, attempt.facts.fence, reason, text)
+
+    # What the backend says
+
+    def ended(self, end: NodeEnd) -> None:
+        """A node is over and nothing of it runs any more."""
+        attempt = self.attempts.get(end.attempt_id)
+        if attempt is None or attempt.nodes[end.node].phase is Phase.ENDED:
+            return
+        if end.exit is not None:
+            self._node_over(attempt, end.node, _with_memory(end.exit, end.out_of_memory))
+        else:
+            self._background.run(self._ended_without_record(attempt, end), f"end {end.attempt_id}")
+
+    async def _ended_without_record(self, attempt: Attempt, end: NodeEnd) -> None:
+        lines = await self._backend.logs(end.attempt_id, end.node)
+        self._node_over(attempt, end.node, attempt.exit_without_record(end.node, end.out_of_memory, list(lines)))
+
+    def _node_over(self, attempt: Attempt, index: int, exit: common_pb2.Exit) -> None:
+        attempt.advance(index, Phase.ENDED, exit)
+        self._follow_up(attempt)
+
+    def _follow_up(self, attempt: Attempt) -> None:
+        """After any news of a node: peers of a failed one are stopped, and what all nodes have reached is reported."""
+        if attempt.first_failure is not None and not attempt.stop_reason and not attempt.over:
+            self.stop_attempt(attempt, "PeerFailed")
+        facts = attempt.facts
+        for phase in attempt.due():
+            exit = attempt.verdict() if phase >= Phase.FINISHING else None
+            self._reporter.phase(facts.attempt_id, facts.fence, _PHASES[phase], exit)
+        if attempt.over and attempt.timer is not None:
+            attempt.timer.cancel()
+        attempt.changed()
+
+    # Stopping
+
+    async def stop(self, attempt_id: str, fence: int) -> None:
+        """The scheduler wants an attempt stopped."""
+        if (starting := self._starting.get(attempt_id)) is not None:
+            await asyncio.wait({starting})
+        attempt = self.attempts.get(attempt_id)
+        if attempt is None:
+            self._never_started(attempt_id, fence, "Stopped", "nothing of it runs here")
+        elif attempt.facts.fence == fence:
+            due = attempt.facts.deadline_ns
+            self.stop_attempt(attempt, "DeadlineExceeded" if due and time.time_ns() >= due else "Cancelled")
+
+    def stop_attempt(self, attempt: Attempt, reason: str) -> None:
+        """Asks all nodes to end; what is left when their time is up is killed.
+
+        Args:
+            reason: as in `AgentCommand.Stop`. A wish of the scheduler replaces that of a failed peer.
+        """
+        if attempt.over or attempt.stop_reason not in ("", "PeerFailed") or attempt.stop_reason == reason:
+            return
+        attempt.stop_reason = reason
+        for node in attempt.nodes:
+            if node.phase is not Phase.ENDED:
+                self._background.run(self._stop_node(attempt, node), f"stop {attempt.facts.attempt_id}")
+        if attempt.timer is None:
+            allowed_s = attempt.facts.grace_s + self._settings.finalize_timeout_s + self._settings.stop_slack_s
+            attempt.timer = asyncio.get_running_loop().call_later(allowed_s, self._kill_all, attempt)
+
+    async def _stop_node(self, attempt: Attempt, node: Node) -> None:
+        if node.session is not None:
+            node.session.send(stop_command(attempt))
+        else:
+            await self._backend.stop(attempt.facts.attempt_id, node.index, kill=False)
+
+    def _kill_all(self, attempt: Attempt) -> None:
+        for node in attempt.nodes:
+            self._kill_if_left(attempt, node)
+
+    def _kill(self, attempt: Attempt, node: Node) -> None:
+        attempt_id = attempt.facts.attempt_id
+        self._background.run(self._backend.stop(attempt_id, node.index, kill=True), f"kill {attempt_id}")
+
+    def disown(self, attempt: Attempt) -> None:
+        """The scheduler has no use for an attempt: ends what is left of it at once."""
+        attempt.stop_reason = "Stale"
+        self._kill_all(attempt)
+
+    # What the scheduler answers
+
+    async def _answered(self, report: Report, answer: Answer) -> None:
+        attempt = self.attempts.get(report.attempt_id)
+        if attempt is None:
+            return
+        if report.phase == _ENDED:
+            await self._settle(attempt)
+        elif answer.stale:
+            self.disown(attempt)
+        elif answer.stop:
+            await self.stop(report.attempt_id, report.fence)
+
+    async def _settle(self, attempt: Attempt) -> None:
+        self.attempts.remove(attempt)
+        await self._backend.settle(attempt.facts.attempt_id)
+
+    # Silence
+
+    async def _listen_for_silence(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.silence_s / 4)
+            now = time.monotonic()
+            for attempt in self.attempts:
+                for node in attempt.nodes:
+                    if node.phase is not Phase.ENDED and node.forced is None and not attempt.unstarted:
+                        self._end_if_silent(attempt, node, now)
+
+    def _end_if_silent(self, attempt: Attempt, node: Node, now: float) -> None:
+        limit_s = self._settings.silence_s if node.heard_ns else self._settings.connect_s
+        if now - node.heard < limit_s:
+            return
+        message = f"the agent of node {node.index} said nothing for {limit_s:.0f} s, though its process was there"
+        node.forced = common_pb2.Exit(reason="AgentSilent", message=message, node=node.index)
+        self._kill(attempt, node)
+
+
+def stop_command(attempt: Attempt) -> Command:
+    """What an agent is told when its attempt is to end."""
+    return Command(stop=Command.Stop(grace_s=attempt.facts.grace_s, reason=attempt.stop_reason))
+
+
+def _with_memory(exit: common_pb2.Exit, out_of_memory: bool) -> common_pb2.Exit:
+    """The kernel's word that memory ran out explains a worker that was killed."""
+    if out_of_memory and exit.reason == "WorkerFailed" and exit.signal == "SIGKILL":
+        exit.reason = "OutOfMemory"
+        exit.message = f"{exit.message}; the node used more memory than its limit: ask for more".lstrip("; ")
+    return exit
