@@ -1,0 +1,119 @@
+"""The scheduler, put together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+from celery import Celery
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from servicekit.ids import now_ns
+from servicekit.outbox import Publisher
+from servicekit.store import Store
+from trainyard_protos.v1 import scheduler_pb2_grpc
+
+from trainyard_scheduler.attempts_servicer import AttemptServicer
+from trainyard_scheduler.domain.states import JobState
+from trainyard_scheduler.duties import Admitter, TimerDuties
+from trainyard_scheduler.index import Index
+from trainyard_scheduler.ledger import Ledger
+from trainyard_scheduler.rebuild import rebuild
+from trainyard_scheduler.servicer import SchedulerServicer
+from trainyard_scheduler.settings import Settings
+from trainyard_scheduler.tables import OutboxTable
+from trainyard_scheduler.transitions.steps import NS_PER_S
+from trainyard_scheduler.watch import EventHub
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+
+class Scheduler:
+    """Decides what runs. A `servicekit.service.Service`.
+
+    Args:
+        home: of the yard; used when `database_url` is empty.
+        database_url: `sqlite:///path` or `postgresql+psycopg://...`; "" means `scheduler.db` in the home.
+        celery: where messages to launchers go.
+        settings: bounds and times.
+        registry: where metrics are shown.
+        clock: UTC nanoseconds.
+    """
+
+    name = "scheduler"
+
+    def __init__(
+        self,
+        *,
+        home: Path,
+        database_url: str,
+        celery: Celery,
+        settings: Settings,
+        registry: CollectorRegistry | None = None,
+        clock: Callable[[], int] = now_ns,
+    ) -> None:
+        self._settings = settings
+        self._store = Store(database_url or f"sqlite:///{home / 'scheduler.db'}", migrations=MIGRATIONS, name=self.name)
+        self._index = Index(clock)
+        self._hub = EventHub()
+        self._publisher = Publisher(self._store, OutboxTable, celery)
+        self._ledger = Ledger(self._store, self._index, self._hub, self._publisher, clock)
+        registry = registry or CollectorRegistry()
+        waited = Histogram(
+            "trainyard_admission_seconds",
+            "From submission to the first admission",
+            buckets=(0.01, 0.1, 1, 10, 60, 600, 3600, 86400),
+            registry=registry,
+        )
+        registry.register(_Gauges(self._index, self._publisher))
+        self._admitter = Admitter(self._index, self._ledger, settings, waited)
+        self._duties = TimerDuties(self._index, self._ledger, settings)
+        self._admitting: asyncio.Task[None] | None = None
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds both services to a server that has not started."""
+        users = SchedulerServicer(self._store, self._ledger, self._index, self._hub, self._settings)
+        launchers = AttemptServicer(self._store, self._ledger, self._index, self._settings)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(users, server)
+        scheduler_pb2_grpc.add_AttemptServiceServicer_to_server(launchers, server)
+
+    async def start(self) -> None:
+        """Opens the database, rebuilds the index, goes on where the process before stopped."""
+        await self._store.open()
+        await self._ledger.open()
+        reclaim_after_ns = int(self._settings.reclaim_after_s * NS_PER_S)
+        await self._store.read(lambda session: rebuild(session, self._index, reclaim_after_ns))
+        self._publisher.start()
+        self._index.timers.start(self._duties.handlers())
+        self._admitting = asyncio.create_task(self._admitter.run(), name="admission")
+
+    async def stop(self) -> None:
+        """Ends watches, finishes the writes that run, closes the database."""
+        self._hub.close()
+        await self._index.timers.stop()
+        if self._admitting is not None:
+            self._admitting.cancel()
+            await asyncio.gather(self._admitting, return_exceptions=True)
+        await self._ledger.close()
+        await self._publisher.stop()
+        await self._store.close()
+
+
+class _Gauges(Collector):
+    """Numbers that are read when they are asked for."""
+
+    def __init__(self, index: Index, publisher: Publisher) -> None:
+        self._index = index
+        self._publisher = publisher
+
+    def collect(self) -> list[GaugeMetricFamily]:
+        jobs = GaugeMetricFamily("trainyard_jobs", "Jobs by state", labels=["state"])
+        for state in JobState:
+            jobs.add_metric([state.name.lower()], self._index.states[state])
+        backlog = GaugeMetricFamily(
+            "trainyard_outbox_backlog", "Messages that wait to be sent", self._publisher.backlog
+        )
+        return [jobs, backlog]

@@ -1,0 +1,136 @@
+"""AttemptService: what launchers call."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import grpc
+import sqlalchemy
+from servicekit.auth import require_user
+from servicekit.errors import InvalidArgument
+from servicekit.store import Store
+from sqlmodel import Session
+from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+from trainyard_scheduler import views
+from trainyard_scheduler.domain.admission import Amount
+from trainyard_scheduler.domain.states import AttemptState
+from trainyard_scheduler.index import Index
+from trainyard_scheduler.ledger import Ledger
+from trainyard_scheduler.settings import Settings
+from trainyard_scheduler.tables import ATTEMPTS, Attempt
+from trainyard_scheduler.transitions import pools
+from trainyard_scheduler.transitions.claim import claim
+from trainyard_scheduler.transitions.report import report
+
+_LEASE_MAX_S = 3600.0
+_MACHINES_MAX = 10_000
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
+    """Turns calls into transitions."""
+
+    def __init__(self, store: Store, ledger: Ledger, index: Index, settings: Settings) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._index = index
+        self._settings = settings
+
+    async def RegisterPool(
+        self, request: scheduler_pb2.RegisterPoolRequest, context: _Context
+    ) -> scheduler_pb2.RegisterPoolResponse:
+        require_user()
+        machines = _machines(request)
+        live = self._index.pools.get(request.pool)
+        same = live is not None and (live.alive, live.launcher_id, live.total, live.lease_s) == (
+            True,
+            request.launcher_id,
+            machines,
+            request.lease_s,
+        )
+        if same:
+            self._index.renew(request.pool)  # a lease is a heartbeat: it lives in memory
+        else:
+            await self._ledger.write(
+                functools.partial(
+                    pools.register,
+                    name=request.pool,
+                    launcher_id=request.launcher_id,
+                    machines=machines,
+                    lease_s=request.lease_s,
+                )
+            )
+        return scheduler_pb2.RegisterPoolResponse(renew_after_s=request.lease_s / 3)
+
+    async def ClaimAttempt(
+        self, request: scheduler_pb2.ClaimAttemptRequest, context: _Context
+    ) -> scheduler_pb2.ClaimAttemptResponse:
+        require_user()
+        _require(request.launcher_id, "launcher_id")
+        claimed = await self._ledger.write(
+            functools.partial(
+                claim, attempt_id=request.attempt_id, fence=request.fence, launcher_id=request.launcher_id
+            )
+        )
+        if claimed.job is None or claimed.attempt is None:
+            return scheduler_pb2.ClaimAttemptResponse(stale=True, stale_reason=claimed.stale)
+        return scheduler_pb2.ClaimAttemptResponse(
+            assignment=views.assignment(claimed.job, claimed.attempt, claimed.spec)
+        )
+
+    async def ReportAttempt(
+        self, request: scheduler_pb2.ReportAttemptRequest, context: _Context
+    ) -> scheduler_pb2.ReportAttemptResponse:
+        require_user()
+        _require(request.launcher_id, "launcher_id")
+        answer = await self._ledger.write(
+            functools.partial(report, request=request, finalize_timeout_s=self._settings.finalize_timeout_s)
+        )
+        return scheduler_pb2.ReportAttemptResponse(stale=answer.stale, stop=answer.stop)
+
+    async def ListAssigned(
+        self, request: scheduler_pb2.ListAssignedRequest, context: _Context
+    ) -> scheduler_pb2.ListAssignedResponse:
+        require_user()
+        attempts = await self._store.read(lambda session: _assigned(session, request.pool, request.launcher_id))
+        return scheduler_pb2.ListAssignedResponse(
+            attempts=[
+                scheduler_pb2.ListAssignedResponse.Assigned(
+                    attempt_id=attempt.id,
+                    fence=attempt.number,
+                    state=attempt.state,
+                    stopping=bool(attempt.stop_reason),
+                    job_id=attempt.job_id,
+                )
+                for attempt in attempts
+            ]
+        )
+
+
+def _assigned(session: Session, pool: str, launcher_id: str) -> list[Attempt]:
+    mine = (ATTEMPTS.c.pool == pool) & (ATTEMPTS.c.launcher_id == launcher_id)
+    rows = session.connection().execute(sqlalchemy.select(ATTEMPTS).where(ATTEMPTS.c.state != AttemptState.ENDED, mine))
+    return [Attempt.model_construct(**row._mapping) for row in rows]
+
+
+def _machines(request: scheduler_pb2.RegisterPoolRequest) -> dict[str, Amount]:
+    _require(request.pool, "pool")
+    _require(request.launcher_id, "launcher_id")
+    if not 0 < request.lease_s <= _LEASE_MAX_S:
+        raise InvalidArgument(
+            f"lease_s is {request.lease_s:g}; allowed: more than 0, at most {_LEASE_MAX_S:g}", reason="InvalidLease"
+        )
+    machines = {machine.name: views.amount(machine.total) for machine in request.machines}
+    if "" in machines or len(machines) != len(request.machines) or not 0 < len(machines) <= _MACHINES_MAX:
+        raise InvalidArgument(
+            f"a pool has 1 to {_MACHINES_MAX} machines, each with a name of its own", reason="InvalidMachines"
+        )
+    return machines
+
+
+def _require(value: str, field: str) -> None:
+    if not value:
+        raise InvalidArgument(f"{field} is empty", reason="MissingField", fields={"field": field})

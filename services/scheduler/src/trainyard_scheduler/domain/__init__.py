@@ -1,0 +1,1 @@
+"""Rules of the scheduler, pure: no gRPC, no database, no clock of their own."""

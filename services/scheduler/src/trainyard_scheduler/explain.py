@@ -1,0 +1,67 @@
+"""What a person wants to know of a job: one paragraph, numbers, and what to do next."""
+
+from __future__ import annotations
+
+from trainyard_protos.v1 import scheduler_pb2
+
+from trainyard_scheduler import views
+from trainyard_scheduler.domain.reasons import PendingReason
+from trainyard_scheduler.domain.states import JobState
+from trainyard_scheduler.index import Index
+from trainyard_scheduler.tables import Job
+from trainyard_scheduler.transitions.steps import demand_of
+
+_AHEAD_SHOWN = 20
+
+
+def explain(job: Job, index: Index) -> scheduler_pb2.Explanation:
+    """Why the job is where it is."""
+    free, total = index.totals()
+    return scheduler_pb2.Explanation(
+        job=views.job(job, index),
+        summary=_summary(job, index),
+        position=index.position(job.id),
+        ahead=index.ahead(job.id, _AHEAD_SHOWN),
+        wanted=views.resources(demand_of(job).total),
+        free=views.resources(free),
+        total=views.resources(total),
+        next=_next(job, index),
+    )
+
+
+def _summary(job: Job, index: Index) -> str:
+    state = JobState(job.state)
+    if state is JobState.QUEUED:
+        return _why_queued(job, index)
+    sentence = f"{job.name} is {state.name.lower()}, attempt {job.attempt}"
+    if job.reason:
+        sentence += f": {job.reason}"
+    if job.message:
+        sentence += f", {job.message}"
+    if job.retries_used or job.free_retries_used:
+        sentence += f". Retries so far: {job.retries_used} of the budget, {job.free_retries_used} free"
+    return f"{sentence}."
+
+
+def _why_queued(job: Job, index: Index) -> str:
+    pending = index.pending(job.id)
+    kind = {
+        PendingReason.NEVER_FITS: "can never start on the machines there are",
+        PendingReason.NO_POOL: "cannot start yet",
+        PendingReason.BACKOFF: "waits before its next attempt",
+    }.get(pending.reason, "is queued")
+    before = f" The attempt before ended: {job.message}." if job.message else ""
+    return f"{job.name} {kind} ({pending.reason or 'Ready'}): {pending.message}.{before}"
+
+
+def _next(job: Job, index: Index) -> list[str]:
+    state = JobState(job.state)
+    short = job.id
+    if state in (JobState.FAILED, JobState.CANCELLED):
+        return [f"yard logs {short}", f"yard events {short}", f"yard retry {short}"]
+    if state is JobState.SUCCEEDED:
+        return [f"yard logs {short}", f"yard metrics {short}", f"yard artifacts {short}"]
+    if state is JobState.QUEUED:
+        never = index.pending(job.id).never_fits
+        return [f"yard cancel {short}", "yard jobs"] if never else [f"yard logs -f {short}", f"yard cancel {short}"]
+    return [f"yard logs -f {short}", f"yard stacks {short}", f"yard cancel {short}"]

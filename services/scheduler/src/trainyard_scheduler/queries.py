@@ -1,0 +1,139 @@
+"""Reads of the database."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sqlalchemy
+from servicekit.errors import FailedPrecondition, NotFound
+from sqlalchemy import ColumnElement
+from sqlmodel import Session
+
+from trainyard_scheduler.domain.states import JobState
+from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOBS, LABELS, Attempt, Event, Job
+
+LAST = "@last"
+_NAMES_COMPARED = 1000
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """Which jobs to list; empty fields do not filter."""
+
+    workspace: str
+    states: tuple[int, ...] = ()
+    queue: str = ""
+    name_contains: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    owner_kind: str = ""
+    owner_id: str = ""
+    include_owned: bool = False
+    before_id: str = ""
+
+
+def resolve_job_id(session: Session, workspace: str, handle: str) -> str:
+    """The id of a job named by its id, `@last`, a unique name, or a unique prefix of its id.
+
+    Raises:
+        NotFound: no job is called that; the nearest names are in the hint.
+        FailedPrecondition: AmbiguousJob: several are.
+    """
+    ids = JOBS.c.id, JOBS.c.name, JOBS.c.state
+    here = sqlalchemy.select(*ids).where(JOBS.c.workspace == workspace).order_by(JOBS.c.id.desc()).limit(_SHOWN + 1)
+    if handle == LAST:
+        found = session.execute(here.where(JOBS.c.owner_kind == "").limit(1)).all()
+        if not found:
+            raise NotFound("there is no job yet", reason="JobNotFound", hint="yard run JOB.yaml starts one")
+        return str(found[0].id)
+    for condition in (JOBS.c.id == handle, JOBS.c.name == handle, JOBS.c.id.startswith(handle, autoescape=True)):
+        found = session.execute(here.where(condition)).all() if handle else []
+        if len(found) == 1:
+            return str(found[0].id)
+        if found:
+            raise _ambiguous(handle, found)
+    raise _not_found(session, workspace, handle)
+
+
+def _ambiguous(handle: str, found: Sequence[sqlalchemy.Row[tuple[str, str, int]]]) -> FailedPrecondition:
+    shown = ", ".join(f"{row.id} ({row.name}, {JobState(row.state).name.lower()})" for row in found[:_SHOWN])
+    more = " and more" if len(found) > _SHOWN else ""
+    return FailedPrecondition(
+        f"'{handle}' names several jobs: {shown}{more}",
+        reason="AmbiguousJob",
+        hint="give more of the id; @last is the newest job",
+        fields={"ids": ",".join(row.id for row in found[:_SHOWN])},
+    )
+
+
+def _not_found(session: Session, workspace: str, handle: str) -> NotFound:
+    newest = sqlalchemy.select(JOBS.c.name).where(JOBS.c.workspace == workspace).order_by(JOBS.c.id.desc())
+    names = set(session.execute(newest.limit(_NAMES_COMPARED)).scalars())
+    near = difflib.get_close_matches(handle, names, n=3)
+    hint = f"did you mean {', '.join(near)}?" if near else "'yard jobs' lists them"
+    return NotFound(f"there is no job '{handle}'", reason="JobNotFound", hint=hint, fields={"near": ",".join(near)})
+
+
+def find_job(session: Session, job_id: str) -> Job:
+    """A job by its id.
+
+    Raises:
+        NotFound: it is gone.
+    """
+    row = session.connection().execute(sqlalchemy.select(JOBS).where(JOBS.c.id == job_id)).first()
+    if row is None:
+        raise NotFound(f"there is no job '{job_id}'", reason="JobNotFound", hint="it was removed after its TTL")
+    return Job.model_construct(**row._mapping)
+
+
+def spec_of(session: Session, job_id: str) -> str:
+    """The resolved spec of a job, JSON."""
+    return session.connection().scalar(sqlalchemy.select(DOCUMENTS.c.spec).where(DOCUMENTS.c.job_id == job_id)) or ""
+
+
+def attempts_of(session: Session, job_id: str) -> list[Attempt]:
+    """The attempts of a job, the oldest first."""
+    rows = session.connection().execute(
+        sqlalchemy.select(ATTEMPTS).where(ATTEMPTS.c.job_id == job_id).order_by(ATTEMPTS.c.number)
+    )
+    return [Attempt.model_construct(**row._mapping) for row in rows]
+
+
+def list_jobs(session: Session, wanted: JobFilter, limit: int) -> list[Job]:
+    """Jobs, newest first."""
+    query = sqlalchemy.select(JOBS).where(*_conditions(wanted)).order_by(JOBS.c.id.desc()).limit(limit)
+    return [Job.model_construct(**row._mapping) for row in session.connection().execute(query)]
+
+
+def _conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = [JOBS.c.workspace == wanted.workspace]
+    if wanted.states:
+        conditions.append(JOBS.c.state.in_(wanted.states))
+    if wanted.queue:
+        conditions.append(JOBS.c.queue == wanted.queue)
+    if wanted.name_contains:
+        conditions.append(JOBS.c.name.contains(wanted.name_contains, autoescape=True))
+    if wanted.before_id:
+        conditions.append(JOBS.c.id < wanted.before_id)
+    for key, value in wanted.labels.items():
+        labelled = sqlalchemy.select(LABELS.c.job_id).where(LABELS.c.key == key, LABELS.c.value == value)
+        conditions.append(JOBS.c.id.in_(labelled))
+    return conditions + _owner_conditions(wanted)
+
+
+def _owner_conditions(wanted: JobFilter) -> list[ColumnElement[bool]]:
+    if wanted.owner_kind or wanted.owner_id:
+        pairs = ((JOBS.c.owner_kind, wanted.owner_kind), (JOBS.c.owner_id, wanted.owner_id))
+        return [column == value for column, value in pairs if value]
+    return [] if wanted.include_owned else [JOBS.c.owner_kind == ""]
+
+
+def list_events(session: Session, workspace: str, object_id: str, after_seq: int, limit: int) -> list[Event]:
+    """Events after a number, of one object or of all. Those of pools belong to every workspace."""
+    query = sqlalchemy.select(EVENTS).where(EVENTS.c.seq > after_seq, EVENTS.c.workspace.in_((workspace, "")))
+    if object_id:
+        query = query.where(EVENTS.c.object_id == object_id)
+    rows = session.connection().execute(query.order_by(EVENTS.c.seq).limit(limit))
+    return [Event.model_construct(**row._mapping) for row in rows]

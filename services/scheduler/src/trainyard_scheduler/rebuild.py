@@ -1,0 +1,70 @@
+"""The index, from the database: at start, after any end of the process before."""
+
+from __future__ import annotations
+
+import json
+
+import sqlalchemy
+from sqlmodel import Session
+
+from trainyard_scheduler.domain.admission import Amount, Demand
+from trainyard_scheduler.domain.states import ACTIVE, AttemptState, JobState
+from trainyard_scheduler.index import Holding, Index
+from trainyard_scheduler.tables import ATTEMPTS, JOBS, POOLS, Pool
+from trainyard_scheduler.timers import TimerKind
+from trainyard_scheduler.transitions.pools import read_pool
+
+
+def rebuild(session: Session, index: Index, reclaim_after_ns: int) -> None:
+    """Fills an empty index. Leases and the wait for claims start anew; deadlines do not."""
+    _pools(session, index)
+    _states(session, index)
+    _attempts(session, index, reclaim_after_ns)
+    _queue(session, index)
+    _expiry(session, index)
+
+
+def _pools(session: Session, index: Index) -> None:
+    for row in session.connection().execute(sqlalchemy.select(POOLS)):
+        index.set_pool(read_pool(Pool.model_construct(**row._mapping)))
+
+
+def _states(session: Session, index: Index) -> None:
+    counts = sqlalchemy.select(JOBS.c.state, sqlalchemy.func.count()).group_by(JOBS.c.state)
+    for state, count in session.connection().execute(counts):
+        index.states[JobState(state)] = count
+
+
+def _attempts(session: Session, index: Index, reclaim_after_ns: int) -> None:
+    query = sqlalchemy.select(
+        *ATTEMPTS.c["id", "pool", "machines", "state", "created_ns", "finalize_by_ns"],
+        *JOBS.c["nodes", "workers_per_node", "cpu_milli", "memory_bytes", "gpu"],
+    ).join_from(ATTEMPTS, JOBS, ATTEMPTS.c.job_id == JOBS.c.id)
+    for row in session.connection().execute(query.where(ATTEMPTS.c.state != AttemptState.ENDED)):
+        node = _demand(row).node
+        index.hold(row.id, Holding(row.pool, tuple(json.loads(row.machines)), node, row.created_ns))
+        if row.state == AttemptState.CREATED:
+            index.timers.set(TimerKind.RECLAIM, row.id, index.clock() + reclaim_after_ns)
+        if row.state == AttemptState.FINALIZING:
+            index.timers.set(TimerKind.FINALIZE, row.id, row.finalize_by_ns)
+
+
+def _queue(session: Session, index: Index) -> None:
+    alive = sqlalchemy.select(JOBS).where(JOBS.c.state.in_((JobState.QUEUED, *ACTIVE)))
+    for row in session.connection().execute(alive):
+        if row.state == JobState.QUEUED:
+            index.enqueue(row.id, row.priority, _demand(row), row.not_before_ns)
+        if row.deadline_ns:
+            index.timers.set(TimerKind.DEADLINE, row.id, row.deadline_ns)
+
+
+def _expiry(session: Session, index: Index) -> None:
+    first = session.connection().scalar(
+        sqlalchemy.select(sqlalchemy.func.min(JOBS.c.expires_ns)).where(JOBS.c.expires_ns > 0)
+    )
+    if first:
+        index.expire_at(first)
+
+
+def _demand(row: sqlalchemy.Row[tuple[object, ...]]) -> Demand:
+    return Demand(row.nodes, Amount(row.cpu_milli, row.memory_bytes, row.gpu).times(row.workers_per_node))

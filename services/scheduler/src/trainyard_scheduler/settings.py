@@ -1,0 +1,27 @@
+"""Settings of the scheduler; the defaults suit one machine."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Frozen; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reclaim_after_s: float = Field(default=10, gt=0)
+    """An attempt that no launcher claimed for so long is announced again."""
+    finalize_timeout_s: float = Field(default=300, gt=0)
+    """How long outputs, logs and points may take after the workers ended, on top of the job's grace period."""
+    max_queued_jobs: int = Field(default=100_000, gt=0)
+    """Submit is refused beyond this."""
+    admission_batch: int = Field(default=500, gt=0)
+    """Most jobs admitted in one transaction."""
+    max_document_bytes: int = Field(default=1024 * 1024, gt=0)
+    max_batch: int = Field(default=1000, gt=0)
+    """Most requests of one SubmitBatch."""
+    submit_chunk: int = Field(default=250, gt=0)
+    """How many of a batch go into one transaction."""
+    expiry_batch: int = Field(default=200, gt=0)
+    """Most jobs removed in one transaction after their TTL."""

@@ -1,0 +1,181 @@
+"""Tables of the scheduler. Records (`Job`, `Attempt`, ...) are plain; their `*Table` twins say where they are stored.
+
+What changes rarely or is large (the spec) is apart from what changes with every transition, so that a transition
+rewrites little.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy
+from servicekit.outbox import OutboxRow
+from sqlalchemy import BigInteger, Index, Integer, Table, UniqueConstraint
+from sqlalchemy.orm import registry
+from sqlmodel import Field, SQLModel
+
+# SQLite makes only INTEGER keys the row's own number.
+_SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
+_BIG = BigInteger
+
+
+class Record(SQLModel, registry=registry()):
+    """Base of all records; a registry of its own keeps the names apart from other services'."""
+
+
+class Job(Record):
+    """One job. Times are UTC nanoseconds, 0 for never."""
+
+    id: str = Field(primary_key=True)
+    workspace: str
+    name: str
+    owner_kind: str = ""
+    owner_id: str = ""
+    queue: str
+    priority: int
+    labels: str = "{}"
+    idempotency_key: str
+    nodes: int
+    workers_per_node: int
+    cpu_milli: int
+    memory_bytes: int = Field(sa_type=_BIG)
+    gpu: int
+    policy: str
+    created_ns: int = Field(sa_type=_BIG)
+    # From here on: what transitions change.
+    state: int
+    reason: str = ""
+    message: str = ""
+    attempt: int = 0
+    attempt_id: str = ""
+    retries_used: int = 0
+    free_retries_used: int = 0
+    not_before_ns: int = Field(default=0, sa_type=_BIG)
+    deadline_ns: int = Field(default=0, sa_type=_BIG)
+    updated_ns: int = Field(sa_type=_BIG)
+    started_ns: int = Field(default=0, sa_type=_BIG)
+    ended_ns: int = Field(default=0, sa_type=_BIG)
+    expires_ns: int = Field(default=0, sa_type=_BIG)
+    exit: bytes = b""
+    rejected_checkpoints: str = "[]"
+    event_seq: int = Field(default=0, sa_type=_BIG)
+
+
+class JobTable(Job, table=True):
+    __tablename__ = "jobs"
+    __table_args__ = (
+        UniqueConstraint("workspace", "idempotency_key", name="jobs_idempotency"),
+        Index("jobs_by_name", "workspace", "name", "id"),
+        Index("jobs_by_state", "workspace", "state", "id"),
+        Index("jobs_by_owner", "workspace", "owner_kind", "owner_id", "id"),
+        Index("jobs_by_expiry", "expires_ns", sqlite_where=sqlalchemy.text("expires_ns > 0")),
+    )
+
+
+class DocumentTable(Record, table=True):
+    """The resolved spec of a job, JSON."""
+
+    __tablename__ = "documents"
+    job_id: str = Field(primary_key=True)
+    spec: str
+
+
+class LabelTable(Record, table=True):
+    """Labels of jobs, for filters."""
+
+    __tablename__ = "labels"
+    __table_args__ = (Index("labels_by_value", "key", "value", "job_id"),)
+    job_id: str = Field(primary_key=True)
+    key: str = Field(primary_key=True)
+    value: str
+
+
+class Attempt(Record):
+    """One try at running a job; its number is its fence."""
+
+    id: str = Field(primary_key=True)
+    job_id: str = Field(index=True)
+    number: int
+    pool: str
+    machines: str
+    created_ns: int = Field(sa_type=_BIG)
+    # From here on: what transitions change.
+    state: str
+    launcher_id: str = ""
+    stop_reason: str = ""
+    claimed_ns: int = Field(default=0, sa_type=_BIG)
+    started_ns: int = Field(default=0, sa_type=_BIG)
+    ended_ns: int = Field(default=0, sa_type=_BIG)
+    finalize_by_ns: int = Field(default=0, sa_type=_BIG)
+    exit: bytes = b""
+
+
+class AttemptTable(Attempt, table=True):
+    __tablename__ = "attempts"
+    __table_args__ = (Index("attempts_alive", "state", sqlite_where=sqlalchemy.text("state != 'ended'")),)
+
+
+class Event(Record):
+    """Who, what, when, why."""
+
+    seq: int = Field(primary_key=True, sa_type=_SEQUENCE)
+    workspace: str
+    kind: str
+    object_id: str
+    object_name: str
+    time_ns: int = Field(sa_type=_BIG)
+    actor: str
+    type: str
+    reason: str = ""
+    message: str = ""
+    state: int = 0
+    attempt: int = 0
+
+
+class EventTable(Event, table=True):
+    __tablename__ = "events"
+    __table_args__ = (Index("events_by_object", "object_id", "seq"),)
+
+
+class Pool(Record):
+    """The machines of one launcher."""
+
+    name: str = Field(primary_key=True)
+    launcher_id: str
+    machines: str
+    lease_s: float
+    alive: bool
+    seen_ns: int = Field(sa_type=_BIG)
+
+
+class PoolTable(Pool, table=True):
+    __tablename__ = "pools"
+
+
+class OutboxTable(OutboxRow, Record, table=True):  # type: ignore[no-redef]  # it has a field `kwargs`
+    """Messages to launchers that are not sent yet."""
+
+    __tablename__ = "outbox"
+    created_ns: int = Field(sa_type=_BIG)
+
+
+def _core(table: type[SQLModel]) -> Table:
+    core = sqlalchemy.inspect(table).local_table
+    assert isinstance(core, Table)
+    return core
+
+
+JOBS = _core(JobTable)
+DOCUMENTS = _core(DocumentTable)
+LABELS = _core(LabelTable)
+ATTEMPTS = _core(AttemptTable)
+EVENTS = _core(EventTable)
+POOLS = _core(PoolTable)
+OUTBOX = _core(OutboxTable)
+
+
+def _after(record: type[Record], first: str) -> tuple[str, ...]:
+    names = list(record.model_fields)
+    return tuple(names[names.index(first) :])
+
+
+JOB_CHANGES = _after(Job, "state")
+ATTEMPT_CHANGES = _after(Attempt, "state")

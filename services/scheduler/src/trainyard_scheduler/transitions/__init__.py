@@ -1,0 +1,1 @@
+"""Every change of state, each a function of a `ledger.Transaction`."""

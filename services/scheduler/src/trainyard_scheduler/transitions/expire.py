@@ -1,0 +1,109 @@
+"""What time does to jobs: deadlines, attempts nobody claimed, outputs that take too long, removal after the TTL."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Sequence
+
+import sqlalchemy
+from servicekit.celery import FORGET, stop_queue
+from trainyard_protos.v1 import common_pb2
+
+from trainyard_scheduler.domain.reasons import ExitReason, StopReason
+from trainyard_scheduler.domain.states import AttemptState, JobState
+from trainyard_scheduler.index import Index
+from trainyard_scheduler.ledger import SCHEDULER, Transaction
+from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOBS, LABELS, Job
+from trainyard_scheduler.transitions.admit import announce
+from trainyard_scheduler.transitions.finish import finish
+from trainyard_scheduler.transitions.steps import ask_to_stop, close_attempt, end_job, send_stop
+
+_STOPPABLE = (JobState.STARTING, JobState.RUNNING)
+
+
+def pass_deadline(tx: Transaction, job_id: str) -> None:
+    """Stops a job that is past its deadline. One whose workers ended in time may still store what they made."""
+    job = tx.job(job_id)
+    if job is None or not job.deadline_ns or job.deadline_ns > tx.now_ns:
+        return
+    message = "was not done at its deadline (spec.deadline)"
+    attempt = tx.attempt(job.attempt_id) if job.state in _STOPPABLE else None
+    if attempt is not None and attempt.state != AttemptState.CREATED:
+        ask_to_stop(tx, job, attempt, StopReason.DEADLINE_EXCEEDED, SCHEDULER, message)
+        return
+    if attempt is not None:
+        close_attempt(tx, job, attempt, tx.now_ns)
+    if attempt is not None or job.state == JobState.QUEUED:
+        end_job(tx, job, JobState.FAILED, SCHEDULER, ExitReason.DEADLINE_EXCEEDED, message)
+
+
+def give_up_storing(tx: Transaction, attempt_id: str) -> None:
+    """Fails an attempt whose outputs, logs or points were not stored in time, and has its remains stopped."""
+    attempt = tx.attempt(attempt_id)
+    if attempt is None or attempt.state != AttemptState.FINALIZING or attempt.finalize_by_ns > tx.now_ns:
+        return
+    job = tx.job(attempt.job_id)
+    if job is None:
+        return
+    exit = common_pb2.Exit.FromString(attempt.exit)
+    if exit.reason == ExitReason.COMPLETED:
+        exit.reason = ExitReason.OUTPUTS_NOT_STORED
+        exit.message = "outputs, logs or points were not stored in time after the workers ended"
+    exit.acknowledged = False
+    send_stop(tx, attempt)
+    finish(tx, job, attempt, exit, SCHEDULER, tx.now_ns)
+
+
+def announce_again(tx: Transaction, attempt_ids: Sequence[str]) -> None:
+    """Sends the messages of attempts that nobody has claimed once more."""
+    for attempt_id in attempt_ids:
+        attempt = tx.attempt(attempt_id)
+        if attempt is not None and attempt.state == AttemptState.CREATED:
+            announce(tx, attempt)
+
+
+def remove_expired(tx: Transaction, limit: int) -> None:
+    """Removes jobs whose TTL is over, the oldest first; looks again when the next one is due."""
+    due = (JOBS.c.expires_ns > 0) & (JOBS.c.expires_ns <= tx.now_ns)
+    rows = tx.connection.execute(sqlalchemy.select(JOBS).where(due).order_by(JOBS.c.expires_ns).limit(limit))
+    jobs = [Job.model_construct(**row._mapping) for row in rows]
+    if jobs:
+        _remove(tx, jobs)
+    next_ns = tx.connection.scalar(
+        sqlalchemy.select(sqlalchemy.func.min(JOBS.c.expires_ns)).where(JOBS.c.expires_ns > 0)
+    )
+    if next_ns:
+        tx.after_commit(lambda index: index.expire_at(next_ns))
+
+
+def _remove(tx: Transaction, jobs: Sequence[Job]) -> None:
+    ids = [job.id for job in jobs]
+    _tell_launchers(tx, ids)
+    newest = sqlalchemy.select(sqlalchemy.func.max(EVENTS.c.seq)).scalar_subquery()
+    for statement in (
+        sqlalchemy.delete(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(ids)),
+        sqlalchemy.delete(DOCUMENTS).where(DOCUMENTS.c.job_id.in_(ids)),
+        sqlalchemy.delete(LABELS).where(LABELS.c.job_id.in_(ids)),
+        # The newest event stays: numbers go on from it after a restart.
+        sqlalchemy.delete(EVENTS).where(EVENTS.c.object_id.in_(ids), EVENTS.c.seq < newest),
+        sqlalchemy.delete(JOBS).where(JOBS.c.id.in_(ids)),
+    ):
+        tx.connection.execute(statement)
+    for job in jobs:
+        tx.after_commit(functools.partial(_forget, state=JobState(job.state)))
+
+
+def _forget(index: Index, state: JobState) -> None:
+    index.moved(state, None)
+
+
+def _tell_launchers(tx: Transaction, job_ids: Sequence[str]) -> None:
+    rows = tx.connection.execute(
+        sqlalchemy.select(ATTEMPTS.c.pool, ATTEMPTS.c.job_id, ATTEMPTS.c.id).where(ATTEMPTS.c.job_id.in_(job_ids))
+    )
+    attempts: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+    for pool, job_id, attempt_id in rows:
+        attempts[pool, job_id].append(attempt_id)
+    for (pool, job_id), attempt_ids in attempts.items():
+        tx.send(stop_queue(pool), FORGET, job_id=job_id, attempt_ids=attempt_ids)

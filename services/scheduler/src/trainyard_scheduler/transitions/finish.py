@@ -1,0 +1,71 @@
+"""An attempt is over; the job ends or waits for its next one."""
+
+from __future__ import annotations
+
+import json
+
+from trainyard_protos.v1 import common_pb2
+
+from trainyard_scheduler.domain.reasons import EventType, StopReason
+from trainyard_scheduler.domain.retries import Ending, Outcome, Verdict, decide
+from trainyard_scheduler.domain.states import JobState
+from trainyard_scheduler.ledger import Transaction
+from trainyard_scheduler.policy import read_policy
+from trainyard_scheduler.tables import Attempt, Job
+from trainyard_scheduler.transitions.steps import NS_PER_S, close_attempt, end_job, enqueue
+
+_ENDS = {
+    Outcome.SUCCEEDED: JobState.SUCCEEDED,
+    Outcome.FAILED: JobState.FAILED,
+    Outcome.CANCELLED: JobState.CANCELLED,
+}
+
+
+def finish(tx: Transaction, job: Job, attempt: Attempt, exit: common_pb2.Exit, actor: str, ended_ns: int) -> None:
+    """Closes the attempt with this exit and does what the rules say."""
+    close_attempt(tx, job, attempt, ended_ns)
+    attempt.exit = job.exit = exit.SerializeToString()
+    verdict = decide(
+        ending(exit),
+        StopReason(attempt.stop_reason),
+        read_policy(job.policy).retries,
+        job.retries_used,
+        job.free_retries_used,
+    )
+    if verdict.outcome in (Outcome.FAILED, Outcome.RETRY) and not attempt.stop_reason:
+        _reject_checkpoint(job, exit)
+    if verdict.outcome is Outcome.RETRY:
+        _requeue(tx, job, verdict, actor)
+    else:
+        end_job(tx, job, _ENDS[verdict.outcome], actor, verdict.reason, verdict.message)
+
+
+def ending(exit: common_pb2.Exit) -> Ending:
+    """The facts of an exit that decide."""
+    return Ending(
+        reason=exit.reason,
+        message=exit.message,
+        exit_code=exit.exit_code if exit.HasField("exit_code") else None,
+        signal=exit.signal,
+        matched_rule=exit.matched_rule if exit.HasField("matched_rule") else None,
+        acknowledged=exit.acknowledged,
+    )
+
+
+def _requeue(tx: Transaction, job: Job, verdict: Verdict, actor: str) -> None:
+    if verdict.free:
+        job.free_retries_used += 1
+    else:
+        job.retries_used += 1
+    job.reason, job.message = verdict.reason, verdict.message
+    enqueue(tx, job, tx.now_ns + int(verdict.delay_s * NS_PER_S) if verdict.delay_s else 0)
+    tx.event(job, EventType.REQUEUED, actor, verdict.reason, verdict.message)
+
+
+def _reject_checkpoint(job: Job, exit: common_pb2.Exit) -> None:
+    """A checkpoint from which an attempt got nowhere is not resumed from again: the one before it may be whole."""
+    if not exit.resumed_from or exit.progressed:
+        return
+    rejected = json.loads(job.rejected_checkpoints)
+    if exit.resumed_from not in rejected:
+        job.rejected_checkpoints = json.dumps([*rejected, exit.resumed_from])

@@ -1,0 +1,79 @@
+"""What a launcher says about an attempt it holds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from trainyard_protos.v1 import common_pb2, scheduler_pb2
+
+from trainyard_scheduler.domain.reasons import EventType
+from trainyard_scheduler.domain.states import AttemptState, JobState
+from trainyard_scheduler.ledger import Transaction
+from trainyard_scheduler.policy import read_policy
+from trainyard_scheduler.tables import Attempt, Job
+from trainyard_scheduler.timers import TimerKind
+from trainyard_scheduler.transitions.claim import staleness
+from trainyard_scheduler.transitions.finish import finish
+from trainyard_scheduler.transitions.steps import NS_PER_S, move
+
+STARTED = scheduler_pb2.ATTEMPT_PHASE_STARTED
+FINISHING = scheduler_pb2.ATTEMPT_PHASE_FINISHING
+ENDED = scheduler_pb2.ATTEMPT_PHASE_ENDED
+
+
+class Answer(NamedTuple):
+    """`stale`: the launcher's word no longer counts. `stop`: the attempt is wanted to stop."""
+
+    stale: bool
+    stop: bool = False
+
+
+def report(tx: Transaction, request: scheduler_pb2.ReportAttemptRequest, finalize_timeout_s: float) -> Answer:
+    """Applies a report. One that came late or twice changes nothing."""
+    attempt = tx.attempt(request.attempt_id)
+    job = tx.job(attempt.job_id) if attempt is not None else None
+    if attempt is None or job is None or staleness(attempt, request.fence, request.launcher_id):
+        return Answer(stale=True)
+    if attempt.state == AttemptState.CREATED:
+        return Answer(stale=True)  # nobody has claimed it: whoever reports has not either
+    actor = f"launcher/{request.launcher_id}"
+    when_ns = min(max(request.time_ns, attempt.created_ns), tx.now_ns) if request.time_ns else tx.now_ns
+    if request.note or request.note_reason:
+        tx.event(job, EventType.NOTE, actor, request.note_reason, request.note)
+        tx.changed(job)
+    if request.phase == STARTED:
+        _started(tx, job, attempt, actor, when_ns)
+    elif request.phase == FINISHING:
+        _finishing(tx, job, attempt, actor, request.exit, finalize_timeout_s)
+    elif request.phase == ENDED:
+        finish(tx, job, attempt, request.exit, actor, when_ns)
+        return Answer(stale=False)
+    return Answer(stale=False, stop=bool(attempt.stop_reason))
+
+
+def _started(tx: Transaction, job: Job, attempt: Attempt, actor: str, when_ns: int) -> None:
+    if attempt.started_ns:
+        return
+    attempt.started_ns = when_ns
+    job.started_ns = job.started_ns or when_ns
+    tx.changed(job, attempt)
+    if attempt.state == AttemptState.CLAIMED:
+        attempt.state = AttemptState.RUNNING
+        move(tx, job, JobState.RUNNING)
+        tx.event(job, EventType.RUNNING, actor)
+
+
+def _finishing(
+    tx: Transaction, job: Job, attempt: Attempt, actor: str, exit: common_pb2.Exit, finalize_timeout_s: float
+) -> None:
+    if attempt.state not in (AttemptState.CLAIMED, AttemptState.RUNNING):
+        return
+    attempt.state = AttemptState.FINALIZING
+    attempt.exit = exit.SerializeToString()
+    grace_s = read_policy(job.policy).grace_s
+    attempt_id = attempt.id
+    due_ns = attempt.finalize_by_ns = tx.now_ns + int((finalize_timeout_s + grace_s) * NS_PER_S)
+    tx.after_commit(lambda index: index.timers.set(TimerKind.FINALIZE, attempt_id, due_ns))
+    move(tx, job, JobState.FINALIZING)
+    tx.changed(job, attempt)
+    tx.event(job, EventType.FINALIZING, actor, exit.reason, exit.message)

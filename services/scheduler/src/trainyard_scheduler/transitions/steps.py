@@ -1,0 +1,93 @@
+"""Steps that several transitions share: moving a job, giving its room back, queueing it again, ending it."""
+
+from __future__ import annotations
+
+from servicekit.celery import STOP, stop_queue
+
+from trainyard_scheduler.domain.admission import Amount, Demand
+from trainyard_scheduler.domain.reasons import EventType, StopReason
+from trainyard_scheduler.domain.states import AttemptState, JobState, check_move
+from trainyard_scheduler.index import Index
+from trainyard_scheduler.ledger import Transaction
+from trainyard_scheduler.policy import read_policy
+from trainyard_scheduler.tables import Attempt, Job
+from trainyard_scheduler.timers import TimerKind
+
+NS_PER_S = 1_000_000_000
+
+_END_EVENTS = {
+    JobState.SUCCEEDED: EventType.SUCCEEDED,
+    JobState.FAILED: EventType.FAILED,
+    JobState.CANCELLED: EventType.CANCELLED,
+}
+
+
+def demand_of(job: Job) -> Demand:
+    """What the job needs at once."""
+    worker = Amount(job.cpu_milli, job.memory_bytes, job.gpu)
+    return Demand(job.nodes, worker.times(job.workers_per_node))
+
+
+def move(tx: Transaction, job: Job, state: JobState) -> None:
+    """Changes the job's state and counts it."""
+    old = JobState(job.state)
+    job.state = int(check_move(old, state))
+    tx.after_commit(lambda index: index.moved(old, state))
+
+
+def enqueue(tx: Transaction, job: Job, not_before_ns: int = 0) -> None:
+    """Puts the job in the queue."""
+    move(tx, job, JobState.QUEUED)
+    job.not_before_ns = not_before_ns
+    job_id, priority, demand = job.id, job.priority, demand_of(job)
+    tx.after_commit(lambda index: index.enqueue(job_id, priority, demand, not_before_ns))
+
+
+def close_attempt(tx: Transaction, job: Job, attempt: Attempt, ended_ns: int) -> None:
+    """The attempt is over; nothing of it counts any more."""
+    attempt.state = AttemptState.ENDED
+    attempt.ended_ns = ended_ns
+    attempt_id = attempt.id
+    tx.changed(job, attempt)
+    tx.after_commit(lambda index: index.release(attempt_id))
+
+
+def end_job(tx: Transaction, job: Job, state: JobState, actor: str, reason: str, message: str) -> None:
+    """The job is over, until a user retries it."""
+    move(tx, job, state)
+    job.reason, job.message = reason, message
+    job.ended_ns = tx.now_ns
+    job.not_before_ns = 0
+    job_id, expires_ns = job.id, 0
+    ttl_s = read_policy(job.policy).ttl_s
+    if ttl_s is not None:
+        expires_ns = job.expires_ns = tx.now_ns + int(ttl_s * NS_PER_S)
+
+    def effect(index: Index) -> None:
+        index.dequeue(job_id)
+        index.timers.cancel(TimerKind.DEADLINE, job_id)
+        if expires_ns:
+            index.expire_at(expires_ns)
+
+    tx.after_commit(effect)
+    tx.changed(job)
+    tx.event(job, _END_EVENTS[state], actor, reason, message)
+
+
+def ask_to_stop(tx: Transaction, job: Job, attempt: Attempt, why: StopReason, actor: str, message: str) -> None:
+    """Tells the launcher to stop an attempt it has; the job ends when the launcher reports the end."""
+    if job.state != JobState.STOPPING:
+        move(tx, job, JobState.STOPPING)
+    attempt.stop_reason = why
+    attempt.state = AttemptState.STOPPING
+    job.reason, job.message = str(why), message
+    attempt_id = attempt.id
+    tx.after_commit(lambda index: index.timers.cancel(TimerKind.FINALIZE, attempt_id))
+    tx.changed(job, attempt)
+    tx.event(job, EventType.STOPPING, actor, str(why), message)
+    send_stop(tx, attempt)
+
+
+def send_stop(tx: Transaction, attempt: Attempt) -> None:
+    """A wake-up for the launcher of the attempt."""
+    tx.send(stop_queue(attempt.pool), STOP, attempt_id=attempt.id, fence=attempt.number)
