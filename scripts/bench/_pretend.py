@@ -1,0 +1,95 @@
+"""A yard whose backend only pretends to run: nothing is started, so what is left is the yard's own cost.
+
+The command of a job says how its pretended run goes: `[end]` succeeds at once, `[wait]` goes on until it is stopped.
+Run as a program it is the yard of one machine, like `python -m trainyard_embedded --home FOLDER --ready-fd N`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainyard_embedded.app import Yard, YardSettings
+from trainyard_launcher.backend import Found, Launch, NodeEnd, Place, Shell, ShellRequest, StartError
+from trainyard_protos.v1 import common_pb2, scheduler_pb2
+
+
+class PretendBackend:
+    """Keeps the laws of `trainyard_launcher.backend.Backend` for one life of the launcher."""
+
+    def __init__(self, capacity: common_pb2.Resources) -> None:
+        self._capacity = capacity
+        self._waiting: set[tuple[str, int]] = set()
+        self._on_end: Callable[[NodeEnd], None] = lambda end: None
+
+    def machines(self) -> Sequence[scheduler_pb2.Machine]:
+        return [scheduler_pb2.Machine(name="pretend", total=self._capacity, free=self._capacity)]
+
+    async def open(self, on_end: Callable[[NodeEnd], None]) -> Sequence[Found]:
+        self._on_end = on_end
+        return []
+
+    async def start(self, launch: Launch) -> str:
+        for plan in launch.plans:
+            node = (plan.attempt_id, plan.node)
+            self._waiting.add(node)
+            if plan.command[0] == "end":
+                # As a real node, it ends after its start was answered.
+                asyncio.get_running_loop().call_soon(self._end, node, "Completed")
+        return ""
+
+    async def stop(self, attempt_id: str, node: int, *, kill: bool) -> None:
+        self._end((attempt_id, node), "Stopped")
+
+    def _end(self, node: tuple[str, int], reason: str) -> None:
+        if node in self._waiting:
+            self._waiting.remove(node)
+            self._on_end(NodeEnd(*node, common_pb2.Exit(reason=reason, exit_code=0, acknowledged=True)))
+
+    async def logs(self, attempt_id: str, node: int) -> Sequence[str]:
+        return []
+
+    def place(self, attempt_id: str, node: int) -> Place:
+        return Place("pretend")
+
+    async def shell(self, attempt_id: str, node: int, request: ShellRequest) -> Shell:
+        raise StartError("nothing runs here: this backend only pretends")
+
+    async def settle(self, attempt_id: str) -> None:
+        pass
+
+    async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
+        return {}
+
+    async def close(self) -> None:
+        pass
+
+
+async def serve(home: Path, ready_fd: int) -> None:
+    """A yard with room for any number of jobs, until SIGTERM."""
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
+    backend = PretendBackend(common_pb2.Resources(cpu=1e6, memory_bytes=1 << 60))
+    yard = Yard(YardSettings(home=home), backend=backend)
+    await yard.start()
+    with os.fdopen(ready_fd, "w") as ready:
+        ready.write(json.dumps({"endpoint": yard.endpoint, "token": yard.token}) + "\n")
+    await ended.wait()
+    await yard.stop()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--ready-fd", type=int, required=True)
+    arguments = parser.parse_args()
+    asyncio.run(serve(arguments.home, arguments.ready_fd))
+
+
+if __name__ == "__main__":
+    main()
