@@ -31,7 +31,7 @@ def stop_queue(pool: str) -> str:
     return f"pool.{pool}.stop"
 
 
-def celery_app(broker_url: str = "memory://") -> Celery:
+def celery_app(broker_url: str = "memory://localhost/") -> Celery:
     """An application on a broker: `memory://` within one process, `redis://...` between processes."""
     app = Celery("trainyard", broker=broker_url, set_as_current=False)
     app.conf.update(

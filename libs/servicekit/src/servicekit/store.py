@@ -1,7 +1,7 @@
 """A service's database: one writer with group commit, a few readers.
 
 Closures handed to `write` queue up; the writer thread runs all that wait in one transaction, each in a savepoint of its
-own, commits once, and only then resolves their futures. Whoever awaits a write has it on disk. One fsync serves all that
+own, commits once, and only then resolves their futures. Whoever awaits a write has it on disk. One fsync serves all
 came together, which is what makes thousands of small writes a second possible on SQLite with `synchronous=FULL`.
 """
 

@@ -17,7 +17,8 @@ from typing import IO
 from servicekit import logs
 from servicekit.server import Tls
 
-from trainyard_embedded.app import Yard, YardSettings
+from trainyard_embedded.app import Yard
+from trainyard_embedded.settings import YardSettings
 from trainyard_embedded.yard_servicer import YardServicer
 
 
@@ -73,8 +74,6 @@ async def _serve(settings: YardSettings, ready_fd: int) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     yard = Yard(settings)
     await yard.start()
-    servicer = YardServicer(settings, yard.channel)
-    yard.register_yard(servicer)
     # What was imported and built so far lives as long as the process: the collector need not look at it again.
     gc.freeze()
     _tell(ready_fd, {"endpoint": yard.endpoint})
@@ -82,9 +81,9 @@ async def _serve(settings: YardSettings, ready_fd: int) -> None:
         from prometheus_client import start_http_server
 
         start_http_server(settings.metrics_port, settings.host, yard.registry)
-    await _until_over(settings, servicer, ended)
+    await _until_over(settings, yard.servicer, ended)
     if settings.ephemeral:
-        await servicer.stop_jobs("the yard that was started for this job is going down")
+        await yard.servicer.stop_jobs("the yard that was started for this job is going down")
     await yard.stop()
 
 

@@ -10,10 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -27,6 +24,8 @@ from trainyard.home import YardFile, boot_id, process_start_time, write_endpoint
 from trainyard_protos.v1 import yard_pb2_grpc
 
 from trainyard_embedded.late import LateServices
+from trainyard_embedded.settings import YardSettings
+from trainyard_embedded.yard_servicer import YardServicer
 
 if TYPE_CHECKING:
     from servicekit.service import Service
@@ -36,28 +35,6 @@ logger = logging.getLogger(__name__)
 
 _METRICS = "trainyard.v1.MetricsService"
 _ARTIFACTS = "trainyard.v1.ArtifactService"
-
-
-@dataclass(frozen=True, kw_only=True)
-class YardSettings:
-    """How a yard on one machine runs.
-
-    Args:
-        home: folder with everything it keeps.
-        host: address to listen on; beyond loopback needs `tls`.
-        port: 0 takes the port of the last time when it is free, else any free one.
-        ephemeral: ends by itself when no client is attached and no job is active; its work never outlives it.
-        metrics_port: serve Prometheus metrics on this port of `host`; 0: not at all.
-    """
-
-    home: Path
-    host: str = "127.0.0.1"
-    port: int = 0
-    ephemeral: bool = False
-    tls: servers.Tls | None = None
-    tls_ca: Path | None = None
-    metrics_port: int = 0
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
 class Yard:
@@ -87,6 +64,8 @@ class Yard:
         port = self._listen()
         self.endpoint = f"{self._client_host()}:{port}"
         self.channel = connect(self.endpoint, self.token, self._settings.tls_ca)
+        self.servicer = YardServicer(self._settings, self.channel)
+        yard_pb2_grpc.add_YardServiceServicer_to_server(self.servicer, self._server)
         self._register_health()
         await self._start_core()
         await self._server.start()
@@ -112,14 +91,11 @@ class Yard:
         self._health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
 
-    def register_yard(self, servicer: yard_pb2_grpc.YardServiceServicer) -> None:
-        """Adds the service that stands for the yard as a whole."""
-        yard_pb2_grpc.add_YardServiceServicer_to_server(servicer, self._server)
-
     async def _start_core(self) -> None:
         """The scheduler, and the launcher before its work begins: it calls the scheduler through the server."""
         from servicekit.settings import from_environment
         from trainyard_launcher.app import Launcher
+        from trainyard_launcher.backends.process import ProcessBackend
         from trainyard_launcher.settings import Settings as LauncherSettings
         from trainyard_scheduler.app import Scheduler
         from trainyard_scheduler.settings import Settings as SchedulerSettings
@@ -134,6 +110,8 @@ class Yard:
             registry=self.registry,
         )
         launcher_settings = from_environment(LauncherSettings, "TRAINYARD_LAUNCHER", environ)
+        if self._settings.tls_ca:
+            launcher_settings = launcher_settings.model_copy(update={"ca_file": str(self._settings.tls_ca)})
         if self._settings.ephemeral:
             launcher_settings = launcher_settings.model_copy(
                 update={"tied_to_pid": os.getpid(), "tied_to_start_time": process_start_time(os.getpid()) or 0}
@@ -144,9 +122,8 @@ class Yard:
             endpoint=self.endpoint,
             token=self.token,
             tokens=self._tokens,
-            backend=self._backend,
+            backend=self._backend or ProcessBackend(home, launcher_settings),
             settings=launcher_settings,
-            registry=self.registry,
         )
         for service in (self._scheduler, self._launcher):
             service.register(self._server)
@@ -157,7 +134,7 @@ class Yard:
         try:
             metrics, artifacts = await asyncio.get_running_loop().run_in_executor(None, self._make_late)
             for name, service in ((_ARTIFACTS, artifacts), (_METRICS, metrics)):
-                service.register(self._server)
+                service.register(self._late.registrar(self._server))
                 await service.start()
                 self._services.append(service)
                 self._late.open(name)

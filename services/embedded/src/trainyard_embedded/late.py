@@ -21,6 +21,10 @@ class LateServices(grpc.aio.ServerInterceptor):
             name: asyncio.get_running_loop().create_future() for name in names
         }
 
+    def registrar(self, server: grpc.aio.Server) -> Any:
+        """What a late service registers with: a started server takes generic handlers only."""
+        return _GenericOnly(server)
+
     def open(self, name: str) -> None:
         """From now on, calls to this service go through."""
         self._ready.pop(name).set_result(None)
@@ -35,3 +39,11 @@ class LateServices(grpc.aio.ServerInterceptor):
         if waiting is not None:
             await asyncio.shield(waiting)
         return await continuation(details)
+
+
+class _GenericOnly:
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
+
+    def add_registered_method_handlers(self, service_name: str, method_handlers: object) -> None:
+        """A shortcut to the same handlers, for servers that have not started."""

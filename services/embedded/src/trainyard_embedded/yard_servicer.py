@@ -15,7 +15,7 @@ from servicekit.auth import require_user
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc, yard_pb2, yard_pb2_grpc
 
 if TYPE_CHECKING:
-    from trainyard_embedded.app import YardSettings
+    from trainyard_embedded.settings import YardSettings
 
 logger = logging.getLogger(__name__)
 
@@ -127,6 +127,7 @@ class YardServicer(yard_pb2_grpc.YardServiceServicer):
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), _FIRST_CLIENT_S)
         watch = self._scheduler.Watch(scheduler_pb2.WatchRequest(from_now=True))
+        await watch.initial_metadata()
         watching = asyncio.create_task(self._wake_on_events(watch))
         try:
             while True:

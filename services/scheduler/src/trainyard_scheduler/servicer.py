@@ -148,6 +148,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         job_id = await self._job_id(workspace, request.job) if request.job else EVERYTHING
         cursor = self._hub.newest_seq if request.from_now else request.after_seq
         with self._hub.subscribe(job_id) as wake:
+            await context.send_initial_metadata(())
             while True:
                 wake.clear()  # before the read: an event that is committed after it wakes the next round
                 events = await self._events(workspace, job_id, cursor, _WATCH_BATCH)

@@ -151,7 +151,8 @@ class SchedulerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Events after a cursor, then new ones as they happen. Never misses, never repeats.
+        """Events after a cursor, then new ones as they happen. Never misses, never repeats. The initial metadata is sent once the
+        cursor is fixed: what happens after a client has it is in the stream, also with `from_now`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -49,7 +49,9 @@ class SchedulerServiceStub:
     """Puts an ended job (failed or cancelled) back to the queue with a fresh retry budget."""
     ListEvents: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListEventsRequest, _scheduler_pb2.ListEventsResponse]
     Watch: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.WatchRequest, _scheduler_pb2.Event]
-    """Events after a cursor, then new ones as they happen. Never misses, never repeats."""
+    """Events after a cursor, then new ones as they happen. Never misses, never repeats. The initial metadata is sent once the
+    cursor is fixed: what happens after a client has it is in the stream, also with `from_now`.
+    """
     ExplainJob: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ExplainJobRequest, _scheduler_pb2.Explanation]
     ListPools: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListPoolsRequest, _scheduler_pb2.ListPoolsResponse]
 
@@ -74,7 +76,9 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     """Puts an ended job (failed or cancelled) back to the queue with a fresh retry budget."""
     ListEvents: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListEventsRequest, _scheduler_pb2.ListEventsResponse]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_scheduler_pb2.WatchRequest, _scheduler_pb2.Event]  # type: ignore[assignment]
-    """Events after a cursor, then new ones as they happen. Never misses, never repeats."""
+    """Events after a cursor, then new ones as they happen. Never misses, never repeats. The initial metadata is sent once the
+    cursor is fixed: what happens after a client has it is in the stream, also with `from_now`.
+    """
     ExplainJob: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ExplainJobRequest, _scheduler_pb2.Explanation]  # type: ignore[assignment]
     ListPools: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListPoolsRequest, _scheduler_pb2.ListPoolsResponse]  # type: ignore[assignment]
 
@@ -150,7 +154,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.Event], _abc.AsyncIterator[_scheduler_pb2.Event]]:
-        """Events after a cursor, then new ones as they happen. Never misses, never repeats."""
+        """Events after a cursor, then new ones as they happen. Never misses, never repeats. The initial metadata is sent once the
+        cursor is fixed: what happens after a client has it is in the stream, also with `from_now`.
+        """
 
     @_abc_1.abstractmethod
     def ExplainJob(
