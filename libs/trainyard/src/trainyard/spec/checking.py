@@ -79,8 +79,9 @@ class Checker:
         except ValidationError as error:
             spelling = self._tree.spelling
             found = [each for detail in error.errors() for each in explain(detail, spelling.get(tuple(detail["loc"])))]
+        known = frozenset(self._at)  # a key without a value was reported, and is not missing as well
         for finding in _without_consequences(found):
-            if finding[0] not in self._at:
+            if finding[0] not in known:
                 self._add(finding)
         return None
 

@@ -10,8 +10,6 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-from typing_extensions import TypeIs
-
 CPU_PATTERN = r"^([0-9]+(\.[0-9]+)?|[0-9]+m)$"
 MEMORY_PATTERN = r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|Pi|k|M|G|T|P)?$"
 DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d|w))+$"
@@ -27,6 +25,7 @@ _MEMORY_FACTORS = {
 }
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|w)")
+_LOOSE_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
 _LONGEST = 40  # characters; more is no quantity, and slow to convert
 
 _MEMORY_SPELLINGS = {
@@ -123,44 +122,41 @@ def _is_number(value: object) -> bool:
 
 
 def _suggest_cpu(value: object) -> str:
-    if isinstance(value, float) and 0 < value < 1e6:
+    if isinstance(value, float) and 0.001 <= value < 1e6:
         return f'"{round(value * 1000)}m"'
-    found = (
-        re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(m|cores?|cpus?|vcpus?)", value.strip().lower())
-        if _short(value)
-        else None
-    )
-    if not found:
-        return ""
-    return found[1] + ("m" if found[2] == "m" and "." not in found[1] else "")
+    number, unit = (_parts(value) or [("", "")])[0]
+    if unit == "m" and "." not in number:
+        return f"{number}m"
+    return number if unit.rstrip("s") in ("core", "cpu", "vcpu") else ""
 
 
 def _suggest_memory(value: object) -> str:
-    if isinstance(value, float) and 0 < value < 1e6:
+    if isinstance(value, float) and 0.001 <= value < 1e6:
         return f'"{Decimal(str(value)):f}Gi"'
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)", value.strip().lower()) if _short(value) else None
-    unit = _MEMORY_SPELLINGS.get(found[2]) if found else None
-    return f"{found[1]}{unit}" if found and unit is not None else ""
-
-
-def _duration_complaint(value: object) -> str:
-    unitless = _is_number(value) or (isinstance(value, str) and value[:_LONGEST].isdigit())
-    return "a duration needs a unit" if unitless else "not a duration"
+    parts = _parts(value)
+    unit = _MEMORY_SPELLINGS.get(parts[0][1]) if len(parts) == 1 else None
+    return "" if unit is None else f"{parts[0][0]}{unit}"
 
 
 def _suggest_duration(value: object) -> str:
-    if _is_number(value) and 0 < value < 1e9:  # type: ignore[operator]
+    if _is_number(value) and 0.001 <= value < 1e9:  # type: ignore[operator]
+        return f"{Decimal(str(value)):f}s"
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,12}", value):
         return f"{value}s"
-    if not _short(value):
-        return ""
-    text = value.strip().lower()
-    if text.isdigit():
-        return f"{text}s"
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*", text)
-    if not parts or any(unit not in _DURATION_SPELLINGS for _, unit in parts):
+    parts = _parts(value)
+    if any(unit not in _DURATION_SPELLINGS for _, unit in parts):
         return ""
     return "".join(number + _DURATION_SPELLINGS[unit] for number, unit in parts)
 
 
-def _short(value: object) -> TypeIs[str]:
-    return isinstance(value, str) and len(value) <= _LONGEST
+def _duration_complaint(value: object) -> str:
+    unitless = _is_number(value) or (isinstance(value, str) and re.fullmatch(r"[0-9]+", value))
+    return "a duration needs a unit" if unitless else "not a duration"
+
+
+def _parts(value: object) -> list[tuple[str, str]]:
+    """The numbers and lower-case words of a loosely written quantity; nothing when it has anything else."""
+    if not isinstance(value, str) or len(value) > _LONGEST // 2:
+        return []
+    text = value.strip().lower()
+    return _LOOSE_PART.findall(text) if re.fullmatch(f"({_LOOSE_PART.pattern})+", text) else []

@@ -79,13 +79,9 @@ def read_yaml(text: str) -> Tree:
     try:
         return _Reader(text).read()
     except ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1 if isinstance(error.position, int) else 0
-        raise Unreadable(
-            line,
-            f"not a text file: it has the character {error.character!r}",
-            allowed="YAML or JSON in UTF-8",
-            syntax=True,
-        ) from None
+        line = text.count("\n", 0, error.position) + 1
+        message = f"not a text file: it has the character {chr(error.character)!r}"
+        raise Unreadable(line, message, allowed="YAML or JSON in UTF-8", syntax=True) from None
     except MarkedYAMLError as error:
         raise _explain(error, text) from None
     except YAMLError as error:
