@@ -1,0 +1,87 @@
+"""One stream of batches: a reader stages them ahead, acknowledgements follow in order.
+
+What may wait is bounded in bytes and in batches; beyond that the stream is not read, and flow control slows its sender.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from trainyard_protos.v1 import metrics_pb2 as pb
+
+from trainyard_metrics.runlog import RunLog, too_large
+from trainyard_metrics.runlogs import RunLogs
+from trainyard_metrics.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    log: RunLog
+    writer_id: str
+    size: int
+    durable: asyncio.Future[None]
+
+
+class AppendStream:
+    """Serves one Append call."""
+
+    def __init__(self, logs: RunLogs, settings: Settings, admit: Callable[[str], Awaitable[None]]) -> None:
+        self._logs = logs
+        self._settings = settings
+        self._admit = admit
+        self._open: dict[str, RunLog] = {}
+        self._waiting: asyncio.Queue[_Staged | Exception | None] = asyncio.Queue(settings.max_stream_batches)
+        self._bytes = 0
+        self._drained = asyncio.Event()
+
+    async def serve(self, requests: AsyncIterator[pb.AppendRequest]) -> AsyncIterator[pb.AppendResponse]:
+        """Acknowledgements of what comes in; the first error ends the stream, after what was before it.
+
+        Raises:
+            ServiceError: see `RunLog.stage`.
+        """
+        async with AsyncExitStack() as stack:
+            reader = asyncio.create_task(self._read(requests, stack))
+            try:
+                while (staged := await self._waiting.get()) is not None:
+                    if isinstance(staged, Exception):
+                        raise staged
+                    yield await self._acknowledge(staged)
+            finally:
+                reader.cancel()
+                await asyncio.gather(reader, return_exceptions=True)
+
+    async def _acknowledge(self, staged: _Staged) -> pb.AppendResponse:
+        # Others may wait for the same future, so that this call's end must not cancel it.
+        await asyncio.shield(staged.durable)
+        self._bytes -= staged.size
+        self._drained.set()
+        return pb.AppendResponse(
+            run_id=staged.log.run_id, writer_id=staged.writer_id, next_seq=staged.log.position(staged.writer_id)
+        )
+
+    async def _read(self, requests: AsyncIterator[pb.AppendRequest], stack: AsyncExitStack) -> None:
+        try:
+            async for request in requests:
+                await self._waiting.put(await self._stage(request, stack))
+        except Exception as error:
+            await self._waiting.put(error)
+        else:
+            await self._waiting.put(None)
+
+    async def _stage(self, request: pb.AppendRequest, stack: AsyncExitStack) -> _Staged:
+        size = request.ByteSize()
+        if size > self._settings.max_batch_bytes:
+            raise too_large(size, self._settings.max_batch_bytes)
+        log = self._open.get(request.run_id)
+        if log is None:
+            await self._admit(request.run_id)
+            log = self._open[request.run_id] = await stack.enter_async_context(self._logs.use(request.run_id))
+        while self._bytes and self._bytes + size > self._settings.max_stream_bytes:
+            self._drained.clear()
+            await self._drained.wait()
+        self._bytes += size
+        return _Staged(log, request.writer_id, size, log.stage(request))

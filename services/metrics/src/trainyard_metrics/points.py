@@ -1,0 +1,66 @@
+"""Decoded points of runs, kept for further queries as long as there is room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from trainyard_metrics.domain.columns import Columns, Table, decode, join
+from trainyard_metrics.runlog import RunLog
+from trainyard_metrics.runlogs import RunLogs
+
+
+@dataclass
+class RunPoints:
+    """All points of one run."""
+
+    names: Table = field(default_factory=Table)
+    writers: Table = field(default_factory=Table)
+    columns: Columns = field(default_factory=lambda: join([]))
+    frames: int = 0  # of the log's frames with points, how many are decoded
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class PointCache:
+    """Points by run. Only frames that came since the last query are decoded."""
+
+    def __init__(self, logs: RunLogs, max_points: int) -> None:
+        self._logs = logs
+        self._max_points = max_points
+        self._runs: OrderedDict[str, RunPoints] = OrderedDict()
+
+    async def load(self, run_id: str) -> RunPoints:
+        """Every durable point of a run.
+
+        Raises:
+            DataLoss: its file is damaged.
+        """
+        found = self._runs.setdefault(run_id, RunPoints())
+        self._runs.move_to_end(run_id)
+        async with found.lock, self._logs.use(run_id) as log:
+            await asyncio.to_thread(_extend, found, log, len(log.index.point_frames))
+        self._evict(run_id)
+        return found
+
+    def forget(self, run_id: str) -> None:
+        """Drops a deleted run."""
+        self._runs.pop(run_id, None)
+
+    def _evict(self, keep: str) -> None:
+        total = sum(len(run.columns) for run in self._runs.values())
+        while total > self._max_points and next(iter(self._runs)) != keep:
+            _, dropped = self._runs.popitem(last=False)
+            total -= len(dropped.columns)
+
+
+def _extend(run: RunPoints, log: RunLog, frames: int) -> None:
+    # The event loop appends to the index meanwhile, beyond `frames`.
+    fresh = [
+        columns
+        for position in range(run.frames, frames)
+        for columns in decode(log.journal.read(log.index.point_frames[position]), run.names, run.writers)
+    ]
+    if fresh:
+        run.columns = join([run.columns, *fresh])
+    run.frames = frames

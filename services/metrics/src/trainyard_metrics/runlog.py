@@ -1,0 +1,245 @@
+"""The records of one run: numbered per writer, each stored once, acknowledged after the disk has them.
+
+`stage` decides at once (skip, refuse, or take) and returns a future; a flusher writes everything that was staged meanwhile
+as one frame with one fsync, and resolves the futures. So one fsync serves all batches that came while the last one ran,
+and batches of a writer can follow each other without waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from array import array
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+from servicekit.errors import InvalidArgument, NotFound, OutOfRange, ResourceExhausted, ServiceError, Unavailable
+from trainyard_protos.v1.metrics_pb2 import AppendRequest
+
+from trainyard_metrics.counters import Counters
+from trainyard_metrics.domain import batches
+from trainyard_metrics.journal import Journal
+from trainyard_metrics.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Index:
+    """What is in a records file, and where: enough to append and to read without searching."""
+
+    positions: dict[str, int] = field(default_factory=dict)  # writer -> first number that is not stored
+    names: set[str] = field(default_factory=set)
+    point_frames: array[int] = field(default_factory=lambda: array("Q"))
+    line_frames: dict[str, array[int]] = field(default_factory=dict)  # by writer
+
+    def add(self, offset: int, requests: Sequence[AppendRequest]) -> None:
+        """Takes note of a stored frame."""
+        for request in requests:
+            self.positions[request.writer_id] = request.first_seq + batches.count(request)
+            if request.HasField("lines"):
+                frames = self.line_frames.setdefault(request.writer_id, array("Q"))
+            else:
+                self.names.update(request.points.names)
+                frames = self.point_frames
+            if not frames or frames[-1] != offset:
+                frames.append(offset)
+
+
+class RunLog:
+    """Appends to and indexes the records of one run. Belongs to the event loop; `executor` touches files."""
+
+    def __init__(
+        self,
+        run_id: str,
+        journal: Journal,
+        index: Index,
+        *,
+        settings: Settings,
+        counters: Counters,
+        executor: Executor,
+        on_stored: Callable[[str], None],
+    ) -> None:
+        self.run_id = run_id
+        self.journal = journal
+        self.index = index
+        self._settings = settings
+        self._counters = counters
+        self._executor = executor
+        self._on_stored = on_stored
+        self._staged = dict(index.positions)
+        self._names = set(index.names)
+        self._pending: list[tuple[AppendRequest, asyncio.Future[None]]] = []
+        self._newest: asyncio.Future[None] | None = None
+        self._flusher: asyncio.Task[None] | None = None
+        self._closed = False
+        self._warned = False
+
+    def position(self, writer_id: str) -> int:
+        """The first number of a writer that is not durable."""
+        return self.index.positions.get(writer_id, 0)
+
+    def stage(self, request: AppendRequest) -> asyncio.Future[None]:
+        """Takes a batch; the future resolves once it, and all before it, are durable.
+
+        Raises:
+            InvalidArgument: the batch contradicts itself.
+            OutOfRange: records before it lack; `fields["expected"]` is the number to go on with.
+            ResourceExhausted: too many writers.
+            NotFound: the run was deleted.
+        """
+        if self._closed:
+            raise NotFound(f"run {self.run_id} was deleted", reason="RunNotFound", hint="open a new run")
+        batches.check(request)
+        expected = self._staged.get(request.writer_id, 0)
+        self._check_order(request, expected)
+        known = min(batches.count(request), expected - request.first_seq)
+        self._counters.skipped.inc(known)
+        batches.skip(request, known)
+        added = batches.count(request)
+        if not added:
+            return self._settled()
+        self._refuse_names(request)
+        self._staged[request.writer_id] = expected + added
+        return self._enqueue(request)
+
+    async def finish(self) -> None:
+        """Takes nothing more, and waits for what is staged."""
+        self._closed = True
+        if self._flusher is not None:
+            await self._flusher
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits to be stored."""
+        return not self._pending and (self._flusher is None or self._flusher.done())
+
+    def _check_order(self, request: AppendRequest, expected: int) -> None:
+        if request.first_seq > expected:
+            self._counters.holes.inc()
+            raise OutOfRange(
+                f"writer {request.writer_id} of run {self.run_id} sent record {request.first_seq}; {expected} is next",
+                reason="Hole",
+                hint="go on with the expected number",
+                fields={"expected": str(expected), "writer_id": request.writer_id, "run_id": self.run_id},
+            )
+        if request.writer_id not in self._staged and len(self._staged) >= self._settings.max_writers_per_run:
+            raise ResourceExhausted(
+                f"run {self.run_id} has {len(self._staged):,} writers already",
+                reason="TooManyWriters",
+                hint="a writer is a process, not a call: keep one for the life of the process",
+            )
+
+    def _refuse_names(self, request: AppendRequest) -> None:
+        if not request.HasField("points"):
+            return
+        refused = batches.refuse_names(request.points, self._allow_name)
+        if not refused:
+            return
+        indexes = {index for index, name in enumerate(request.points.names) if name == batches.REFUSED}
+        self._counters.refused_points.inc(sum(index in indexes for index in request.points.name))
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "series refused", extra={"run": self.run_id, "series": refused[0][:256], "names": len(self._names)}
+            )
+
+    def _allow_name(self, name: str) -> bool:
+        if name not in self._names and len(self._names) >= self._settings.max_names_per_run:
+            return False
+        self._names.add(name)
+        return True
+
+    def _settled(self) -> asyncio.Future[None]:
+        # A repeated batch may be one that is staged, but not durable yet.
+        if self._newest is not None and not self._newest.done():
+            return self._newest
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        done.set_result(None)
+        return done
+
+    def _enqueue(self, request: AppendRequest) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_retrieve)
+        self._pending.append((request, future))
+        self._newest = future
+        if self._flusher is None or self._flusher.done():
+            self._flusher = asyncio.create_task(self._flush(), name=f"flush {self.run_id}")
+        return future
+
+    async def _flush(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._pending:
+            group = self._take_group()
+            requests = [request for request, _ in group]
+            before = self.journal.size
+            try:
+                offset = await loop.run_in_executor(self._executor, self.journal.append, requests)
+            except Exception as error:
+                self._fail(group, _translate(error))
+                continue
+            self.index.add(offset, requests)
+            self._count(requests, self.journal.size - before)
+            for _, future in group:
+                _resolve(future)
+            self._on_stored(self.run_id)
+
+    def _take_group(self) -> list[tuple[AppendRequest, asyncio.Future[None]]]:
+        size = 0
+        for taken, (request, _) in enumerate(self._pending):
+            size += request.ByteSize()
+            if taken and size > self._settings.max_group_bytes:
+                break
+        else:
+            taken = len(self._pending)
+        group, self._pending = self._pending[:taken], self._pending[taken:]
+        return group
+
+    def _fail(self, group: list[tuple[AppendRequest, asyncio.Future[None]]], error: ServiceError) -> None:
+        # What was staged behind the failed group counts on it, so it fails as well; writers send it all again.
+        failed, self._pending = [*group, *self._pending], []
+        self._staged = dict(self.index.positions)
+        for _, future in failed:
+            if not future.done():
+                future.set_exception(error)
+
+    def _count(self, requests: Sequence[AppendRequest], size: int) -> None:
+        self._counters.syncs.inc()
+        self._counters.bytes.inc(size)
+        for request in requests:
+            self._counters.records.labels(request.WhichOneof("records") or "points").inc(batches.count(request))
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _retrieve(future: asyncio.Future[None]) -> None:
+    # A stream that ended no longer looks at its futures; their errors were told to nobody on purpose.
+    if not future.cancelled():
+        future.exception()
+
+
+def _translate(error: Exception) -> ServiceError:
+    logger.error("records not written", exc_info=error)
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceExhausted(
+            "the disk of the metrics ingestor is full",
+            reason="DiskFull",
+            hint="free space; what was acknowledged is intact, the rest is to be sent again",
+        )
+    return Unavailable(
+        f"the disk of the metrics ingestor failed: {error}",
+        reason="StorageFailed",
+        hint="look at the disk, then try again",
+    )
+
+
+def too_large(size: int, limit: int) -> InvalidArgument:
+    """The error for a batch over the limit."""
+    return InvalidArgument(
+        f"a batch of {size:,} bytes", reason="BatchTooLarge", hint=f"send at most {limit:,} at a time"
+    )

@@ -1,0 +1,151 @@
+"""Records files that are open: made on first use, closed when others are used more recently."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from servicekit.errors import DataLoss
+
+from trainyard_metrics.counters import Counters
+from trainyard_metrics.journal import Damaged, Journal
+from trainyard_metrics.runlog import Index, RunLog
+from trainyard_metrics.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+RECORDS_FILE = "records.log"
+_TRASH = ".trash-"
+
+
+@dataclass
+class _Entry:
+    opening: asyncio.Task[RunLog]
+    users: int = 0
+    finished: bool = False  # the last user closes the file
+
+
+class RunLogs:
+    """One `RunLog` per run, below `root`/<run id>. Run ids are UUIDs: callers check that before."""
+
+    def __init__(
+        self, root: Path, settings: Settings, counters: Counters, on_stored: Callable[[str], None], threads: int = 4
+    ) -> None:
+        self._root = root
+        self._settings = settings
+        self._counters = counters
+        self._on_stored = on_stored
+        self.executor = ThreadPoolExecutor(threads, thread_name_prefix="records")
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+
+    @asynccontextmanager
+    async def use(self, run_id: str) -> AsyncIterator[RunLog]:
+        """The records of a run, open for as long as the context lasts.
+
+        Raises:
+            DataLoss: the file is damaged.
+        """
+        entry = self._entries.get(run_id)
+        if entry is None:
+            entry = self._entries[run_id] = _Entry(asyncio.create_task(self._open(run_id), name=f"open {run_id}"))
+        self._entries.move_to_end(run_id)
+        entry.users += 1
+        try:
+            yield await asyncio.shield(entry.opening)
+        except Damaged as damage:
+            raise self.lost(run_id, damage) from damage
+        finally:
+            entry.users -= 1
+            if entry.opening.done() and entry.opening.exception() is not None and self._entries.get(run_id) is entry:
+                del self._entries[run_id]
+            if entry.finished and not entry.users:
+                entry.opening.result().journal.close()
+            await self._close_idle()
+
+    async def discard(self, run_id: str) -> None:
+        """Removes the records of a run. Whoever still appends gets NotFound."""
+        entry = self._entries.pop(run_id, None)
+        if entry is not None:
+            await asyncio.gather(self._close(entry), return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(self.executor, self._remove, run_id)
+
+    async def close(self) -> None:
+        """Writes what is staged, closes everything."""
+        entries = list(self._entries.values())
+        self._entries.clear()
+        await asyncio.gather(*(self._close(entry) for entry in entries), return_exceptions=True)
+        await asyncio.to_thread(self.executor.shutdown)
+
+    def clean(self) -> None:
+        """Finishes removals that a crash cut short."""
+        for trash in self._root.glob(f"{_TRASH}*"):
+            shutil.rmtree(trash)
+
+    def lost(self, run_id: str, damage: Damaged) -> DataLoss:
+        """The error for a damaged file; counts and logs it."""
+        self._counters.damaged.inc()
+        logger.error("records damaged", extra={"run": run_id, "path": str(damage.path), "offset": damage.offset})
+        return DataLoss(
+            f"the records of run {run_id} are damaged at byte {damage.offset} of {damage.path.name}",
+            reason="RecordsDamaged",
+            hint=f"restore {damage.path.parent.name}/{damage.path.name} from a backup",
+            fields={"run_id": run_id, "offset": str(damage.offset)},
+        )
+
+    async def _open(self, run_id: str) -> RunLog:
+        journal, index = await asyncio.get_running_loop().run_in_executor(self.executor, self._recover, run_id)
+        return RunLog(
+            run_id,
+            journal,
+            index,
+            settings=self._settings,
+            counters=self._counters,
+            executor=self.executor,
+            on_stored=self._on_stored,
+        )
+
+    def _recover(self, run_id: str) -> tuple[Journal, Index]:
+        journal = Journal(self._root / run_id / RECORDS_FILE)
+        index = Index()
+        try:
+            for offset, requests in journal.recover():
+                index.add(offset, requests)
+        except BaseException:
+            journal.close()
+            raise
+        if journal.torn:
+            self._counters.torn.inc()
+            logger.warning("unfinished write cut off", extra={"run": run_id, "bytes": journal.torn})
+        return journal, index
+
+    def _remove(self, run_id: str) -> None:
+        folder = self._root / run_id
+        trash = self._root / f"{_TRASH}{run_id}"
+        if folder.exists():
+            folder.replace(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    async def _close_idle(self) -> None:
+        while len(self._entries) > self._settings.max_open_runs:
+            idle = next((run_id for run_id, entry in self._entries.items() if _idle(entry)), None)
+            if idle is None:
+                return
+            await self._close(self._entries.pop(idle))
+
+    async def _close(self, entry: _Entry) -> None:
+        log = await entry.opening
+        await log.finish()
+        entry.finished = True
+        if not entry.users:
+            log.journal.close()
+
+
+def _idle(entry: _Entry) -> bool:
+    return entry.users == 0 and entry.opening.done() and entry.opening.result().idle

@@ -1,0 +1,169 @@
+"""Runs in the database: functions over a session, each run inside of one transaction by the caller."""
+
+from __future__ import annotations
+
+import json
+
+from servicekit.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from servicekit.ids import now_ns
+from sqlmodel import Session, col, delete, select
+from trainyard_protos.v1 import metrics_pb2 as pb
+
+from trainyard_metrics.domain.stitch import Attempt, Resume
+from trainyard_metrics.settings import Settings
+from trainyard_metrics.tables import FenceRow, RunRow
+
+DEFAULT_PAGE = 100
+MAX_PAGE = 1000
+_MAX_PAGE_BYTES = 4 * 1024 * 1024
+
+
+def check(run: pb.Run, settings: Settings) -> None:
+    """Refuses a run whose facts are too large or not JSON objects.
+
+    Raises:
+        InvalidArgument: TooLarge, NotAnObject.
+    """
+    sizes = {
+        "params": (len(run.params), settings.max_params_bytes),
+        "notes": (len(run.notes), settings.max_params_bytes),
+        "tags": (sum(len(key) + len(value) for key, value in run.tags.items()), settings.max_params_bytes),
+        "name": (len(run.name), 256),
+        "context": (len(run.context), settings.max_context_bytes),
+        "rewind": (run.rewind.ByteSize(), settings.max_context_bytes),
+    }
+    for what, (size, limit) in sizes.items():
+        if size > limit:
+            raise InvalidArgument(f"{what} of {size:,} bytes", reason="TooLarge", hint=f"at most {limit:,} are kept")
+    for what, text in (("params", run.params), ("context", run.context)):
+        _parse(what, text)
+
+
+def _parse(what: str, text: str) -> dict[str, object]:
+    try:
+        value = json.loads(text or "{}")
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidArgument(
+            f"{what} is not a JSON object", reason="NotAnObject", hint='send, for instance, {"lr": 0.1}'
+        )
+    return value
+
+
+def open_run(session: Session, run: pb.Run) -> RunRow:
+    """Registers a run, or adds to it when it is there. `run` was checked.
+
+    Raises:
+        FailedPrecondition: StaleFence.
+        AlreadyExists: the id is another job's.
+    """
+    row = session.get(RunRow, run.id)
+    if row is None:
+        row = _create(session, run)
+    elif (row.workspace, row.job_id, row.fence) != (run.workspace, run.job_id, run.fence):
+        raise AlreadyExists(f"run {run.id} is of another job or attempt", reason="RunExists", hint="make a new run id")
+    row.params = json.dumps({**json.loads(row.params), **_parse("params", run.params)})
+    row.context = json.dumps({**json.loads(row.context), **_parse("context", run.context)})
+    row.tags = json.dumps({**json.loads(row.tags), **run.tags})
+    row.notes = run.notes or row.notes
+    row.name = run.name or row.name
+    session.add(row)
+    return row
+
+
+def _create(session: Session, run: pb.Run) -> RunRow:
+    if run.job_id:
+        _check_fence(session, run)
+    return RunRow(
+        id=run.id,
+        workspace=run.workspace,
+        job_id=run.job_id,
+        fence=run.fence,
+        created_ns=run.created_ns or now_ns(),
+        rewind=run.rewind.SerializeToString() if run.HasField("rewind") else None,
+    )
+
+
+def _check_fence(session: Session, run: pb.Run) -> None:
+    row = session.get(FenceRow, (run.workspace, run.job_id))
+    if row is None:
+        row = FenceRow(workspace=run.workspace, job_id=run.job_id, fence=run.fence)
+    if run.fence < row.fence:
+        raise FailedPrecondition(
+            f"attempt {run.fence} of job {run.job_id} was replaced by attempt {row.fence}",
+            reason="StaleFence",
+            hint="end this attempt: another one has taken over",
+            fields={"fence": str(run.fence), "highest": str(row.fence)},
+        )
+    row.fence = run.fence
+    session.add(row)
+
+
+def find(session: Session, run_id: str) -> RunRow:
+    """A run by id.
+
+    Raises:
+        NotFound
+    """
+    row = session.get(RunRow, run_id)
+    if row is None:
+        raise NotFound(f"no run {run_id}", reason="RunNotFound", hint="open the run before its first record")
+    return row
+
+
+def of_job(session: Session, workspace: str, job_id: str) -> list[RunRow]:
+    """Runs of a job, oldest attempt first."""
+    query = select(RunRow).where(RunRow.workspace == workspace, RunRow.job_id == job_id)
+    return list(session.exec(query.order_by(col(RunRow.fence), col(RunRow.id))).all())
+
+
+def page(session: Session, workspace: str, request: pb.ListRunsRequest) -> pb.ListRunsResponse:
+    """Runs, newest first; the page's token is the id of its last run."""
+    query = select(RunRow).where(RunRow.workspace == workspace)
+    if request.job_id:
+        query = query.where(RunRow.job_id == request.job_id)
+    if request.page_token:
+        query = query.where(RunRow.id < request.page_token)
+    size = min(request.page_size if request.page_size > 0 else DEFAULT_PAGE, MAX_PAGE)
+    rows = session.exec(query.order_by(col(RunRow.id).desc()).limit(size + 1)).all()
+    response = pb.ListRunsResponse()
+    for row in rows[:size]:
+        response.runs.append(message(row))
+        if response.ByteSize() > _MAX_PAGE_BYTES:
+            break
+    if len(response.runs) < len(rows):
+        response.next_page_token = response.runs[-1].id
+    return response
+
+
+def remove(session: Session, run_ids: list[str]) -> None:
+    """Forgets runs. The fence of their job stays: its zombies are not let in again."""
+    session.exec(delete(RunRow).where(col(RunRow.id).in_(run_ids)))
+
+
+def message(row: RunRow) -> pb.Run:
+    """A run as it travels."""
+    run = pb.Run(
+        id=row.id,
+        workspace=row.workspace,
+        job_id=row.job_id,
+        fence=row.fence,
+        name=row.name,
+        created_ns=row.created_ns,
+        params=row.params,
+        tags=json.loads(row.tags),
+        notes=row.notes,
+        context=row.context,
+    )
+    if row.rewind is not None:
+        run.rewind.ParseFromString(row.rewind)
+    return run
+
+
+def attempt(row: RunRow) -> Attempt:
+    """A run as stitching sees it."""
+    if row.rewind is None:
+        return Attempt(row.id, row.fence)
+    rewind = pb.Rewind.FromString(row.rewind)
+    return Attempt(row.id, row.fence, Resume(rewind.checkpoint, dict(rewind.cut), rewind.fence))

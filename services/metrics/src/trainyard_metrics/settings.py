@@ -1,0 +1,38 @@
+"""What an operator can set."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Limits and periods of the metrics ingestor."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_batch_bytes: int = Field(4 * 1024 * 1024, gt=0)
+    """Size of one batch."""
+    max_stream_bytes: int = Field(16 * 1024 * 1024, gt=0)
+    """Bytes of one stream that may wait to be stored; beyond them the stream is not read."""
+    max_stream_batches: int = Field(256, gt=0)
+    """Batches of one stream that may wait to be stored."""
+    max_group_bytes: int = Field(8 * 1024 * 1024, gt=0)
+    """What is written with one fsync."""
+    max_names_per_run: int = Field(10_000, gt=0)
+    """Names of series; points of further names are kept under the name `trainyard/refused`."""
+    max_writers_per_run: int = Field(100_000, gt=0)
+    """Writing processes of one run."""
+    max_open_runs: int = Field(256, gt=0)
+    """Runs whose files are held open while nobody uses them."""
+    max_params_bytes: int = Field(256 * 1024, gt=0)
+    """Size of a run's params, and of its notes, and of its tags."""
+    max_context_bytes: int = Field(1024 * 1024, gt=0)
+    """Size of a run's context."""
+    max_query_points: int = Field(10_000_000, gt=0)
+    """Points that one query may return."""
+    max_cached_points: int = Field(2_000_000, gt=0)
+    """Decoded points kept for further queries; one takes 48 bytes."""
+    max_tail_lines: int = Field(100_000, gt=0)
+    """The largest tail of logs."""
+    watch_interval_s: float = Field(0.2, ge=0)
+    """The shortest time between two answers to a watcher."""
