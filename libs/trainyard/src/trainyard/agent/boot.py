@@ -1,0 +1,88 @@
+"""The first stage: from nothing to running workers, with as few imports as possible.
+
+SIGTERM is held back until the second stage can forward it: it must neither kill the agent alone nor be lost.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import json
+import os
+import sys
+
+from trainyard.agent import native
+from trainyard.agent.contract import workers_of
+from trainyard.agent.plan import Plan, read_plan
+from trainyard.agent.spawn import CannotStart, Started, start_all
+
+STARTED_FILE = "started"
+LOG_FILE = "agent.log"
+HELD_BACK = (signal.SIGTERM, signal.SIGINT)
+
+
+def main(argv: list[str]) -> int:
+    """Runs one node of an attempt to its end; the result is the process's exit code.
+
+    0 also when another agent already has the folder: being started twice is harmless.
+    """
+    if len(argv) != 2:
+        sys.stderr.write("usage: python -m trainyard.agent NODE_FOLDER\n")
+        return 2
+    folder = os.path.abspath(argv[1])
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    plan = read_plan(folder)
+    if not claim(folder):
+        return 0
+    native.adopt_orphans()
+    join_cgroups(plan.cgroup_procs)
+    make_folders(folder, plan)
+    log_to(f"{folder}/{LOG_FILE}")
+    started: list[Started] = []
+    failure: CannotStart | None = None
+    if not plan.needs_preparation:
+        try:
+            start_all(workers_of(plan, folder), started)
+        except CannotStart as error:
+            failure = error
+    return second_stage(folder, plan, started, failure)
+
+
+def second_stage(folder: str, plan: Plan, started: list[Started], failure: CannotStart | None) -> int:
+    from trainyard.agent.supervisor import supervise
+
+    return supervise(folder, plan, started, failure)
+
+
+def claim(folder: str) -> bool:
+    """Takes the folder for this process, durably; False when it is taken."""
+    try:
+        fd = os.open(f"{folder}/{STARTED_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        return False
+    pid = os.getpid()
+    record = {"pid": pid, "start_time": native.start_time(pid), "boot_id": native.boot_id()}
+    os.write(fd, json.dumps(record).encode())
+    os.close(fd)
+    return True
+
+
+def join_cgroups(files: list[str]) -> None:
+    """Joins the groups that limit this node, before there is any child to escape them."""
+    for path in files:
+        with open(path, "w") as file:
+            file.write(str(os.getpid()))
+
+
+def make_folders(folder: str, plan: Plan) -> None:
+    for name in ("work", "out", "tracker", "spool"):
+        os.makedirs(f"{folder}/{name}", exist_ok=True)
+    if plan.checkpoints and not plan.needs_preparation:
+        os.makedirs(f"{folder}/work/{plan.checkpoints.path}", exist_ok=True)
+
+
+def log_to(path: str) -> None:
+    """Everything this process prints goes to its log from here on."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    os.close(fd)

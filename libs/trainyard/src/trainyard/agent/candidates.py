@@ -1,0 +1,124 @@
+"""Finds checkpoints as a script writes them: entries of one folder whose names match a pattern.
+
+An entry that was renamed into place is looked at immediately; one that is written in place, when nothing wrote to it for the
+settle time. The kernel says when something happened; the only timer is the settle time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from inotify_simple import INotify, flags
+
+from trainyard.agent.formats import Signature, is_whole, signature
+
+_GROUP = "{step}"
+_WATCHED = flags.CREATE | flags.MODIFY | flags.CLOSE_WRITE | flags.MOVED_TO
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A whole checkpoint on disk."""
+
+    path: Path
+    step: int
+    signature: Signature
+
+
+class Pattern:
+    """A glob with one `{step}` in it, for instance `step-{step}.pt` or `checkpoint-{step}*`."""
+
+    def __init__(self, pattern: str) -> None:
+        before, _, after = pattern.partition(_GROUP)
+        self._regex = re.compile(f"{_regex(before)}(\\d+){_regex(after)}")
+
+    def step(self, name: str) -> int | None:
+        """The step in a name, or None when it does not match."""
+        found = self._regex.fullmatch(name)
+        return int(found[1]) if found else None
+
+
+def _regex(glob: str) -> str:
+    return fnmatch.translate(glob).removesuffix(r")\Z").removeprefix("(?s:")
+
+
+class Candidates:
+    """Watches a folder and calls `found` for every new whole checkpoint."""
+
+    def __init__(self, folder: Path, pattern: str, settle_s: float, found: Callable[[Candidate], None]) -> None:
+        self._folder = folder
+        self._pattern = Pattern(pattern)
+        self._settle_s = settle_s
+        self._found = found
+        self._known: dict[str, Signature] = {}
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._inotify = INotify()
+        self._watches = {self._inotify.add_watch(folder, _WATCHED): ""}
+        asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._read)
+
+    def ignore_present(self) -> None:
+        """What is there now was there before the workers: it is no news."""
+        for path in self._folder.iterdir():
+            if self._pattern.step(path.name) is not None:
+                self._known[path.name] = signature(path)
+
+    def _read(self) -> None:
+        for event in self._inotify.read(timeout=0):
+            if event.mask & flags.Q_OVERFLOW:
+                self.look_at_all()
+                continue
+            within = self._watches.get(event.wd)
+            name = within or event.name
+            if within is not None and self._pattern.step(name) is not None:
+                renamed = not within and bool(event.mask & flags.MOVED_TO)
+                self._watch_inside(name)
+                self._schedule(name, 0.0 if renamed else self._settle_s)
+
+    def look_at_all(self) -> None:
+        """Considers everything that is there, as if it had just been written."""
+        for path in self._folder.iterdir():
+            if self._pattern.step(path.name) is not None:
+                self._schedule(path.name, self._settle_s)
+
+    def _watch_inside(self, name: str) -> None:
+        """What is written into a folder raises no event in the folder above it."""
+        path = self._folder / name
+        try:
+            for folder in (path, *(inner for inner in path.rglob("*") if inner.is_dir())) if path.is_dir() else ():
+                self._watches[self._inotify.add_watch(folder, _WATCHED)] = name
+        except FileNotFoundError:
+            return
+
+    def _schedule(self, name: str, after_s: float) -> None:
+        if name in self._timers:
+            self._timers[name].cancel()
+        # Every further event starts the timer anew: when it ends, nothing was written for that long.
+        self._timers[name] = asyncio.get_running_loop().call_later(after_s, self._look, name)
+
+    def _look(self, name: str) -> None:
+        self._timers.pop(name, None)
+        path = self._folder / name
+        step = self._pattern.step(name)
+        try:
+            now = signature(path)
+            if step is not None and self._known.get(name) != now and is_whole(path):
+                self._known[name] = now
+                self._found(Candidate(path, step, now))
+        except OSError:
+            return  # gone again; its return would be an event
+
+    def finish(self) -> list[str]:
+        """Looks at everything a last time, now that nobody writes any more; returns names that are no whole checkpoints."""
+        for timer in self._timers.values():
+            timer.cancel()
+        asyncio.get_running_loop().remove_reader(self._inotify.fileno())
+        self._inotify.close()
+        names = sorted(path.name for path in self._folder.iterdir() if self._pattern.step(path.name) is not None)
+        for name in names:
+            self._look(name)
+        return [name for name in names if name not in self._known]

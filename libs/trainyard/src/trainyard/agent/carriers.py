@@ -1,0 +1,206 @@
+"""What carries a node's products to the yard: lines and points, checkpoints, outputs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainyard_protos.v1 import common_pb2, metrics_pb2
+
+from trainyard.agent.checkpoints import CheckpointSync
+from trainyard.agent.hang import Pulse
+from trainyard.agent.journal import Journal
+from trainyard.agent.link import Link
+from trainyard.agent.plan import Plan
+from trainyard.agent.prepare import Prepared, checkpoint_folder
+from trainyard.agent.restore import FRESH, Restored
+from trainyard.agent.rules import LogRules
+from trainyard.agent.session import Session
+from trainyard.agent.shipper import Shipper, Source
+from trainyard.agent.sources import LineSource, SampleSource
+from trainyard.agent.store import Store
+from trainyard.agent.tracked import Tracked
+from trainyard.agent.transfers import store_outputs
+
+# Output after this long is progress of a job that neither tracks nor checkpoints.
+PROGRESS_BY_OUTPUT_S = 10.0
+
+
+class Carriers:
+    """Everything that talks to the yard, and what it talks about."""
+
+    def __init__(self, folder: Path, plan: Plan, pulse: Pulse) -> None:
+        self._folder = folder
+        self._plan = plan
+        self._pulse = pulse
+        self._began_s = time.monotonic()
+        self._output_late = False
+        self._prepared: Prepared | None = None
+        self._shipper: Shipper | None = None
+        self._shipping: asyncio.Task[None] | None = None
+        self._syncing: asyncio.Task[None] | None = None
+        self.checkpoints: CheckpointSync | None = None
+        self.link = Link(plan)
+        self.store = Store(plan, self.link)
+        self.rules = LogRules(plan.log_rules)
+        self.journal = Journal(folder / "spool", plan.node)
+        self.session = Session(plan, self.link, self.journal)
+        self.tracked = Tracked(folder / "tracker", self._take_facts)
+        self.samples: dict[int, SampleSource] = {}
+        self._lines = LineSource(f"{plan.attempt_id}/{plan.node}/lines", self.journal.spool)
+
+    @property
+    def restored(self) -> Restored:
+        return self._prepared.restored if self._prepared else FRESH
+
+    @property
+    def progressed(self) -> bool:
+        """Whether the attempt went beyond where it began."""
+        if self.tracked.progress.updated_ns:
+            return self.tracked.progress.step > self.restored.step
+        if self._plan.checkpoints is not None:
+            return self.checkpoints is not None and self.checkpoints.appeared > 0
+        return self._output_late
+
+    def begin(self, prepared: Prepared | None, *, workers_run: bool) -> None:
+        """Starts carrying. `prepared` is None when the node failed before its workers could start."""
+        if self._shipping is not None:
+            return
+        self._prepared = prepared
+        self._shipper = Shipper(self.link, self._run(), self._sources)
+        self.journal.tell(self._shipper.wake)
+        self._shipping = asyncio.create_task(self._shipper.run())
+        folder = checkpoint_folder(self._plan, prepared.root) if prepared else None
+        if self._plan.checkpoints is not None and folder is not None:
+            self.checkpoints = CheckpointSync(
+                self._plan,
+                self._plan.checkpoints,
+                folder,
+                self.store,
+                self.tracked,
+                earlier_cut=self.restored.cut,
+                workers_run=workers_run,
+                note=self.note,
+                heard=self._pulse.beat,
+            )
+            self._syncing = asyncio.create_task(self.checkpoints.run())
+
+    def note(self, reason: str, text: str) -> None:
+        """Something worth an event of the job, and a line of its log."""
+        self.session.note(reason, text)
+        self.journal.say(f"{reason}: {text}")
+
+    def output(self, rank: int, lines: list[str]) -> None:
+        """Lines of a worker."""
+        self._pulse.beat()
+        self._output_late = time.monotonic() - self._began_s > PROGRESS_BY_OUTPUT_S
+        self.rules.look(lines)
+        self.journal.add(rank, lines)
+
+    def look_at_trackers(self) -> None:
+        """Takes in what the trackers wrote since the last look."""
+        if self.tracked.look():
+            self._pulse.beat()
+            self.session.news()
+            if self._shipper is not None:
+                self._shipper.wake()
+
+    def sample(self, rank: int, values: list[tuple[str, float]]) -> None:
+        """A measurement of a worker by the agent."""
+        if rank not in self.samples:
+            prefix = f"{self._plan.attempt_id}/{self._plan.node}/system"
+            self.samples[rank] = SampleSource(f"{prefix}/{rank}/{uuid.uuid4()}", rank)
+        self.samples[rank].add(values, time.time_ns(), step=int(time.monotonic() - self._began_s))
+
+    async def finish(self, exit: common_pb2.Exit, patience_s: float, stop: asyncio.Future[Any]) -> list[str]:
+        """Stores the rest, for `patience_s` at most (less when a stop comes in); returns what is not stored, in words."""
+        unstored: list[str] = []
+        work = asyncio.ensure_future(self._store_rest(exit, unstored))
+        await asyncio.wait(
+            [work, stop] if not stop.done() else [work], timeout=patience_s, return_when="FIRST_COMPLETED"
+        )
+        if not work.done():
+            await asyncio.wait([work], timeout=min(patience_s, self._plan.grace_s) if stop.done() else 0)
+        if not work.done():
+            work.cancel()
+            unstored += self.checkpoints.unstored if self.checkpoints else []
+            unstored.append("logs and points: not everything was acknowledged in time")
+        else:
+            work.result()
+        for task in (self._shipping, self._syncing):
+            if task is not None:
+                task.cancel()
+        self.journal.spool.close()
+        return list(dict.fromkeys(unstored))
+
+    async def _store_rest(self, exit: common_pb2.Exit, unstored: list[str]) -> None:
+        if self.checkpoints is not None and self._syncing is not None:
+            self.checkpoints.finish()
+            await self._syncing
+            unstored += self.checkpoints.failures
+        if exit.reason == "Completed" and self._prepared is not None and self._plan.node == 0:
+            unstored += await store_outputs(
+                self._plan.outputs,
+                self._prepared.root,
+                self.store,
+                attempt_id=self._plan.attempt_id,
+                made_from=self._prepared.made_from,
+            )
+        if self._shipper is not None and self._shipping is not None:
+            await self._shipper.finish(self._shipping)
+            if self._shipper.refused:
+                unstored.append(f"logs and points: {self._shipper.refused}")
+
+    def _sources(self) -> Iterator[Source]:
+        yield self._lines
+        yield from self.tracked.sources
+        yield from self.samples.values()
+
+    def _run(self) -> metrics_pb2.Run:
+        plan = self._plan
+        run = metrics_pb2.Run(
+            id=plan.attempt_id,
+            workspace=plan.workspace,
+            job_id=plan.job_id,
+            fence=plan.fence,
+            name=plan.run_name,
+            created_ns=time.time_ns(),
+            params=plan.spec_json,
+            context=json.dumps(context()),
+        )
+        if self._prepared is not None:
+            run.rewind.checkpoint = self.restored.version_id
+            run.rewind.cut.update(self.restored.cut)
+        return run
+
+    def _take_facts(self, facts: dict[str, Any]) -> None:
+        if self._shipper is not None:
+            self._shipper.update(lambda run: add_facts(run, facts))
+
+
+def context() -> dict[str, Any]:
+    """Where a run happens."""
+    return {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+    }
+
+
+def add_facts(run: metrics_pb2.Run, facts: dict[str, Any]) -> None:
+    """Adds what a tracker recorded beside numbers to its run."""
+    if isinstance(params := facts.get("params"), dict):
+        run.params = json.dumps({**json.loads(run.params or "{}"), **params})
+    if isinstance(tags := facts.get("tags"), dict):
+        run.tags.update(tags)
+    if isinstance(note := facts.get("note"), str):
+        run.notes = f"{run.notes}\n{note}".strip()

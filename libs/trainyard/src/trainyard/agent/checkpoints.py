@@ -1,0 +1,159 @@
+"""Checkpoints of any script: stored while it trains, verified, and put back for the next attempt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+from trainyard_protos.v1 import artifacts_pb2
+
+from trainyard.agent.candidates import Candidate, Candidates
+from trainyard.agent.formats import changed_ns, is_sharded
+from trainyard.agent.plan import Checkpoints, Plan
+from trainyard.agent.store import Refused, Store
+from trainyard.agent.tracked import Tracked
+
+Note = Callable[[str, str], None]
+
+
+def artifact_name(job_id: str) -> str:
+    """The artifact whose versions are a job's checkpoints."""
+    return f"checkpoints-{job_id}"
+
+
+class CheckpointSync:
+    """Uploads checkpoints in the order they appear.
+
+    Attributes:
+        appeared: how many were found.
+        failures: what could not be stored, in words.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        wanted: Checkpoints,
+        folder: Path,
+        store: Store,
+        tracked: Tracked,
+        *,
+        earlier_cut: dict[str, int],
+        workers_run: bool,
+        note: Note,
+        heard: Callable[[], None],
+    ) -> None:
+        """
+        Args:
+            earlier_cut: the cut of the checkpoint this attempt resumed from: where earlier attempts' writers end.
+            workers_run: the workers already run, so that what is in the folder is theirs.
+            heard: called when a checkpoint appeared: a sign of life.
+        """
+        self._plan = plan
+        self._wanted = wanted
+        self._folder = folder
+        self._store = store
+        self._tracked = tracked
+        self._earlier_cut = earlier_cut
+        self._note = note
+        self._heard = heard
+        self._pending: deque[tuple[Candidate, artifacts_pb2.CheckpointInfo]] = deque()
+        self._wake = asyncio.Event()
+        self._finishing = False
+        self.appeared = 0
+        self.failures: list[str] = []
+        self.candidates = Candidates(folder, wanted.pattern, wanted.settle_s, self._found)
+        if workers_run:
+            self.candidates.look_at_all()
+        else:
+            self.candidates.ignore_present()
+
+    def _found(self, candidate: Candidate) -> None:
+        self.appeared += 1
+        self._heard()
+        # The cut is taken now: what the script logs while the upload waits is not part of this checkpoint.
+        self._pending.append((candidate, self._info(candidate)))
+        self._wake.set()
+
+    def _info(self, candidate: Candidate) -> artifacts_pb2.CheckpointInfo:
+        cut, metrics = self._tracked.cut(changed_ns(candidate.signature), candidate.step)
+        return artifacts_pb2.CheckpointInfo(
+            step=candidate.step,
+            cut={**self._earlier_cut, **cut},
+            metrics=metrics,
+            keep_last=self._wanted.keep_last,
+            best_metric=self._wanted.best_metric,
+            best_mode=self._wanted.best_mode,
+        )
+
+    async def run(self) -> None:
+        """Uploads until `finish` was called and nothing is pending."""
+        while True:
+            self._wake.clear()
+            while self._pending:
+                await self._upload(*self._pending[0])
+                self._pending.popleft()
+            if self._finishing:
+                return
+            await self._wake.wait()
+
+    def finish(self) -> None:
+        """Looks for last checkpoints; `run` ends when they are stored."""
+        for name in self.candidates.finish():
+            self._note(
+                "CheckpointIncomplete", f"'{self._wanted.path}/{name}' is no whole checkpoint and was not stored"
+            )
+        self._finishing = True
+        self._wake.set()
+
+    @property
+    def unstored(self) -> list[str]:
+        """Checkpoints that are not stored (yet), in words."""
+        return [*self.failures, *(f"checkpoint '{candidate.path.name}'" for candidate, _ in self._pending)]
+
+    async def _upload(self, candidate: Candidate, info: artifacts_pb2.CheckpointInfo) -> None:
+        from trainyard.artifacts import ArtifactError
+
+        name = candidate.path.name
+        try:
+            await self._store.call(lambda stub: self._send(stub, candidate, info))
+        except FileNotFoundError:
+            self._note("CheckpointGone", f"'{name}' was deleted before it was stored")
+        except (Refused, ArtifactError, OSError) as error:
+            self.failures.append(f"checkpoint '{name}': {error}")
+            self._note("CheckpointNotStored", f"'{name}' was not stored: {error}")
+
+    async def _send(
+        self, stub: object, candidate: Candidate, info: artifacts_pb2.CheckpointInfo
+    ) -> artifacts_pb2.Version | None:
+        from trainyard.artifacts import upload, upload_part
+
+        plan, name = self._plan, candidate.path.name
+        paths = [Path(path) for path, _, _ in candidate.signature]
+        version = f"{changed_ns(candidate.signature)}"
+        if plan.nodes > 1 and is_sharded(candidate.path):
+            return await upload_part(
+                stub,  # type: ignore[arg-type]
+                self._folder,
+                paths,
+                part=plan.node,
+                parts=plan.nodes,
+                workspace=self._store.workspace,
+                name=artifact_name(plan.job_id),
+                kind="checkpoint",
+                idempotency_key=f"{plan.attempt_id}/{name}",
+                producer=self._store.producer,
+                checkpoint=info,
+            )
+        return await upload(
+            stub,  # type: ignore[arg-type]
+            self._folder,
+            paths,
+            workspace=self._store.workspace,
+            name=artifact_name(plan.job_id),
+            kind="checkpoint",
+            idempotency_key=f"{plan.attempt_id}/{plan.node}/{name}/{version}",
+            producer=self._store.producer,
+            checkpoint=info,
+        )

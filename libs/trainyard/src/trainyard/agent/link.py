@@ -1,0 +1,68 @@
+"""The way to the yard: the endpoint of the moment, the token of the moment, and patience.
+
+A yard that is down, or comes back at another port, never disturbs training: every conversation is a loop that begins again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+
+from trainyard.agent.plan import Plan
+from trainyard.channel import connect
+
+FIRST_BACKOFF_S = 0.1
+LAST_BACKOFF_S = 5.0
+
+
+class Link:
+    """Makes channels to the yard.
+
+    Attributes:
+        token: the attempt's token; the launcher renews it.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self.token = plan.token
+
+    def endpoint(self) -> str:
+        """Where the yard is now, as far as this machine knows."""
+        if self._plan.endpoint_file:
+            try:
+                found = json.loads(Path(self._plan.endpoint_file).read_bytes())["endpoint"]
+                return str(found)
+            except (OSError, ValueError, KeyError, TypeError):
+                pass  # between two yards there is no such file; the last known port is kept over restarts
+        return self._plan.endpoint
+
+    def connect(self) -> grpc.aio.Channel:
+        """A new channel, for one conversation."""
+        ca_file = Path(self._plan.ca_file) if self._plan.ca_file else None
+        return connect(self.endpoint(), lambda: self.token, ca_file)
+
+
+async def keep_talking(converse: Callable[[], Awaitable[bool]]) -> None:
+    """Repeats a conversation until it returns True. It breaks off by `AioRpcError`, or by returning False.
+
+    Waits between tries, twice as long each time and jittered; a conversation that lasted a while starts over at once.
+    """
+    loop = asyncio.get_running_loop()
+    backoff = FIRST_BACKOFF_S
+    while True:
+        began = loop.time()
+        try:
+            if await converse():
+                return
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.INTERNAL:
+                print(f"the yard answered with a defect: {error.details()}", flush=True)  # noqa: T201 (the agent's log)
+        if loop.time() - began > LAST_BACKOFF_S:
+            backoff = FIRST_BACKOFF_S
+        await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
+        backoff = min(backoff * 2, LAST_BACKOFF_S)

@@ -1,0 +1,88 @@
+"""Follows the workers' output files.
+
+The workers write to files and the agent tails them: neither a slow nor a dead agent ever stops a `print`. The kernel says when
+a file grew, so nothing is polled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from inotify_simple import INotify, flags
+
+from trainyard.agent.lines import Flood, LineSplitter
+
+READ_BYTES = 256 * 1024
+# Writes that come closer together than this are read together.
+GATHER_S = 0.02
+
+Sink = Callable[[int, list[str]], None]
+
+
+class _File:
+    """One worker's output."""
+
+    def __init__(self, rank: int, path: Path, flood: Flood) -> None:
+        self.rank = rank
+        self._fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._splitter = LineSplitter()
+        self._flood = flood
+
+    def read(self) -> tuple[bool, list[str]]:
+        """Whether there was anything, and the lines it completed."""
+        data = os.read(self._fd, READ_BYTES)
+        return bool(data), self._flood.admit(self._splitter.feed(data), time.monotonic()) if data else []
+
+    def end(self) -> list[str]:
+        rest = self._flood.admit(self._splitter.end(), time.monotonic()) + self._flood.mark()
+        os.close(self._fd)
+        return rest
+
+
+class Output:
+    """Tails `rank-R.log` of every rank and hands lines to `sink(rank, lines)`."""
+
+    def __init__(self, files: dict[int, Path], sink: Sink, flood: Callable[[], Flood] = Flood) -> None:
+        self._files = [_File(rank, path, flood()) for rank, path in files.items()]
+        self._sink = sink
+        self._grew = asyncio.Event()
+        self._inotify = INotify()
+        for path in files.values():
+            self._inotify.add_watch(path, flags.MODIFY)
+        asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._notice)
+
+    def _notice(self) -> None:
+        self._inotify.read(timeout=0)
+        self._grew.set()
+
+    async def follow(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            self._grew.clear()
+            await self._read_all()
+            await self._grew.wait()
+            await asyncio.sleep(GATHER_S)
+
+    async def _read_all(self) -> None:
+        growing = list(self._files)
+        while growing:
+            growing = [file for file in growing if self._read(file)]
+            await asyncio.sleep(0)  # a worker that never stops printing must not stop everything else
+
+    def _read(self, file: _File) -> bool:
+        more, lines = file.read()
+        if lines:
+            self._sink(file.rank, lines)
+        return more
+
+    async def drain(self) -> None:
+        """The rest, when the workers have ended. Stop `follow` before."""
+        await self._read_all()
+        for file in self._files:
+            self._sink(file.rank, file.end())
+        asyncio.get_running_loop().remove_reader(self._inotify.fileno())
+        self._inotify.close()

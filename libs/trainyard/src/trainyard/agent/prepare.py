@@ -1,0 +1,68 @@
+"""Everything that has to be in place before the workers start: code, environment, inputs, the checkpoint to go on from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainyard.agent.checkpoints import Note
+from trainyard.agent.failure import NodeFailed
+from trainyard.agent.plan import Plan
+from trainyard.agent.processes import Reaper
+from trainyard.agent.restore import FRESH, Restored
+from trainyard.agent.store import Refused, Store
+
+LOG_FILE = "prepare.log"
+
+
+@dataclass(slots=True)
+class Prepared:
+    """Where and from what the workers start."""
+
+    root: Path
+    python_bin: str = ""
+    restored: Restored = FRESH
+    made_from: list[str] = field(default_factory=list)  # ids of artifact versions
+
+
+def checkpoint_folder(plan: Plan, root: Path) -> Path | None:
+    """Where the job's checkpoints are, made if need be; None when it has none."""
+    if plan.checkpoints is None:
+        return None
+    folder = root / plan.checkpoints.path
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+async def prepare(plan: Plan, folder: Path, store: Store, reaper: Reaper, note: Note) -> Prepared:
+    """Fetches and builds what the plan asks for.
+
+    Raises:
+        NodeFailed: something cannot be had.
+    """
+    from trainyard.agent.code import fetch_code
+    from trainyard.agent.transfers import fetch_inputs
+
+    log = folder / LOG_FILE
+    root, code_version = await fetch_code(plan, folder / "work", store, reaper, log)
+    prepared = Prepared(root, made_from=[code_version] if code_version else [])
+    if plan.requirements:
+        from trainyard.agent.environment import python_bin
+
+        cache = Path(plan.state_dir or folder) / "envs"
+        prepared.python_bin = str(await python_bin(plan.requirements, root, cache, reaper, log))
+    prepared.made_from += await fetch_inputs(plan.inputs, root, store)
+    if (checkpoints := checkpoint_folder(plan, root)) is not None:
+        prepared.restored = await _restore(plan, checkpoints, store, note)
+    return prepared
+
+
+async def _restore(plan: Plan, folder: Path, store: Store, note: Note) -> Restored:
+    from trainyard.agent.restore import restore
+
+    if plan.fence <= 1:
+        return FRESH  # nothing came before the first attempt
+    try:
+        return await restore(plan, folder, store, note)
+    except Refused as error:
+        raise NodeFailed("InputUnavailable", f"checkpoints cannot be read: {error}") from error

@@ -1,0 +1,125 @@
+"""Child processes in asyncio: one place that waits for all of them.
+
+The agent adopts every orphan below it, so somebody has to reap children that nobody knows. Two callers of `waitpid(-1)` would
+steal each other's; therefore the workers, git, uv and py-spy all go through the same `Reaper`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from trainyard.agent.spawn import Command, start
+
+KILL_TIMEOUT_S = 10.0
+
+
+class Reaper:
+    """Collects the exit status of every child of this process, known or adopted."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._reaped = asyncio.Event()
+
+    def begin(self) -> None:
+        """Takes over SIGCHLD of the running loop, and what ended before."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._reap)
+        self._reap()
+
+    def expect(self, pid: int) -> asyncio.Future[int]:
+        """The exit code of a child, negative for a signal. To be called before the loop runs again after its start."""
+        return self._waiting.setdefault(pid, asyncio.get_running_loop().create_future())
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid == 0:
+                break
+            future = self._waiting.pop(pid, None)
+            if future is not None and not future.done():
+                future.set_result(os.waitstatus_to_exitcode(status))
+        self._reaped.set()
+
+    async def run(self, argv: Sequence[str], *, log: Path, cwd: Path, env: dict[str, str], timeout_s: float) -> int:
+        """Runs a program to its end, its output appended to `log`; returns its exit code.
+
+        Raises:
+            CannotStart: there is no such program.
+            TimeoutError: it took longer than `timeout_s`; it was killed.
+        """
+        pid = start(Command(list(argv), env, str(cwd), str(log)))
+        ended = self.expect(pid)
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(ended)
+        finally:
+            if not ended.done():
+                signal_group(pid, signal.SIGKILL)
+
+    async def kill_descendants(self, timeout_s: float = KILL_TIMEOUT_S) -> list[int]:
+        """Kills whatever is left below this process; returns what could not be killed in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while left := list(descendants(os.getpid())):
+                    self._reaped.clear()
+                    for pid in left:
+                        signal_process(pid, signal.SIGKILL)
+                    self._reap()
+                    if list(descendants(os.getpid())):
+                        self._reaped.clear()
+                        await self._reaped.wait()
+        except TimeoutError:
+            return list(descendants(os.getpid()))
+        return []
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Every living process below `pid`, children first. Zombies have nothing left to kill."""
+    children = _children_by_parent()
+    pending = [pid]
+    while pending:
+        for child in children.get(pending.pop(0), ()):
+            pending.append(child)
+            yield child
+
+
+def signal_group(pid: int, number: int) -> None:
+    """Sends a signal to the process group that `pid` leads, if there still is one."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def signal_process(pid: int, number: int) -> None:
+    """Sends a signal to a process, if it still is there."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def _children_by_parent() -> dict[int, list[int]]:
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            state, parent = _state_and_parent(name)
+            if state not in "ZX":
+                children.setdefault(parent, []).append(int(name))
+    return children
+
+
+def _state_and_parent(pid: str) -> tuple[str, int]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return "X", 0
+    fields = stat[stat.rindex(b")") + 2 :].split(maxsplit=2)
+    return fields[0].decode(), int(fields[1])

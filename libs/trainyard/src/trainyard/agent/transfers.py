@@ -1,0 +1,70 @@
+"""Inputs before the workers start, outputs after they succeeded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trainyard.agent.failure import NodeFailed
+from trainyard.agent.plan import Input, Output
+from trainyard.agent.store import Refused, Store
+
+
+async def fetch_inputs(inputs: list[Input], root: Path, store: Store) -> list[str]:
+    """Puts input artifacts below `root`; returns the ids of their versions.
+
+    Raises:
+        NodeFailed: InputUnavailable.
+    """
+    return [await _fetch(each, root, store) for each in inputs]
+
+
+async def _fetch(each: Input, root: Path, store: Store) -> str:
+    from trainyard.artifacts import ArtifactError, download
+
+    try:
+        version = await store.call(
+            lambda stub: download(stub, each.artifact, root / each.path, workspace=store.workspace)
+        )
+    except (Refused, ArtifactError) as error:
+        raise NodeFailed("InputUnavailable", f"input '{each.artifact}' for '{each.path}': {error}") from error
+    return version.id
+
+
+async def store_outputs(
+    outputs: list[Output], root: Path, store: Store, *, attempt_id: str, made_from: list[str]
+) -> list[str]:
+    """Stores outputs found below `root`; returns what could not be stored, in words."""
+    unstored = []
+    for output in outputs:
+        try:
+            await _store(output, root, store, attempt_id, made_from)
+        except NodeFailed as error:
+            unstored.append(error.message)
+    return unstored
+
+
+async def _store(output: Output, root: Path, store: Store, attempt_id: str, made_from: list[str]) -> None:
+    from trainyard.artifacts import ArtifactError, upload
+
+    path = root / output.path
+    if not path.exists():
+        raise NodeFailed(
+            "OutputsNotStored", f"output '{output.path}' does not exist: the workers ended without writing it"
+        )
+    base, names = (path, None) if path.is_dir() else (path.parent, [Path(path.name)])
+    try:
+        await store.call(
+            lambda stub: upload(
+                stub,
+                base,
+                names,
+                workspace=store.workspace,
+                name=output.artifact,
+                kind="output",
+                idempotency_key=f"{attempt_id}/{output.artifact}/{output.path}",
+                producer=store.producer,
+                inputs=made_from,
+            )
+        )
+    except (Refused, ArtifactError, OSError) as error:
+        raise NodeFailed("OutputsNotStored", f"output '{output.path}': {error}") from error
