@@ -6,8 +6,8 @@ gangs, retries or the scheduler; the launcher knows nothing of processes or pods
 Laws:
 - `start` is idempotent: a node that was ever started is not started again; if it is over, its end is delivered (again).
 - When `start` fails, nothing of the attempt runs.
-- Every node that was started ends in exactly one `NodeEnd` per life of the backend, through the callback given to `open` or in
-  the `Found` it returns; when it is delivered, nothing of the node runs any more.
+- Every node that was started ends in exactly one `NodeEnd` per life of the backend, through the callback given to
+  `open` or in the `Found` it returns; when it is delivered, nothing of the node runs any more.
 - Nothing ends because the backend object does: `close` leaves nodes running.
 """
 
@@ -126,8 +126,10 @@ class Backend(Protocol):
         ...
 
     async def stop(self, attempt_id: str, node: int, *, kill: bool) -> None:
-        """Asks a node's agent to end, or ends all of the node at once. A node that was never started ends by it (and never
-        starts); nothing happens when it is over."""
+        """Asks a node's agent to end, or ends all of the node at once.
+
+        A node that was never started ends by it, and never starts; nothing happens when it is over.
+        """
         ...
 
     async def logs(self, attempt_id: str, node: int) -> Sequence[str]:

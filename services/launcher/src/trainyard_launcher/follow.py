@@ -1,4 +1,4 @@
-"""What a follower of a job gets: lines, progress, beginnings and ends, attempt after attempt until the job has ended."""
+"""What a follower of a job gets: lines, progress, beginnings and ends, attempt after attempt until the job's end."""
 
 from __future__ import annotations
 

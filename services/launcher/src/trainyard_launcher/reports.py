@@ -1,7 +1,7 @@
 """Tells the scheduler what happened, in order per attempt, until it has heard.
 
-One sender per attempt, only while it has something to tell. What waits is bounded: an attempt has three phases, and notes
-beyond a limit are dropped.
+One sender per attempt, only while it has something to tell. What waits is bounded: an attempt has three phases, and
+notes beyond a limit are dropped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ class Reporter:
         self._background = Background()
 
     def phase(
-        self, attempt_id: str, fence: int, phase: scheduler_pb2.AttemptPhase, exit: common_pb2.Exit | None = None
+        self,
+        attempt_id: str,
+        fence: int,
+        phase: scheduler_pb2.AttemptPhase.ValueType,
+        exit: common_pb2.Exit | None = None,
     ) -> None:
         """Reports that an attempt is so far."""
         self._send(Report(attempt_id=attempt_id, fence=fence, phase=phase, exit=exit))

@@ -1,7 +1,7 @@
 """The newest lines of an attempt, in the order they came, bounded in lines and bytes.
 
-Readers keep a cursor of their own and read at their own pace; what was evicted before they came to it is reported to them as
-a gap. So no reader ever holds up a writer, and none costs memory.
+Readers keep a cursor of their own and read at their own pace; what was evicted before they came to it is reported to
+them as a gap. So no reader ever holds up a writer, and none costs memory.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ class Ring:
         self._next_seq: dict[int, int] = {}
 
     def append(self, lines: Iterable[common_pb2.LogLine]) -> bool:
-        """Adds lines; those that came before are skipped (an agent repeats some after it reconnects). Whether any was new."""
+        """Adds lines; those that came before are skipped, for an agent repeats some when it reconnects.
+
+        Returns:
+            Whether any was new.
+        """
         before = self._place + len(self._lines)
         for line in lines:
             if line.seq < self._next_seq.get(line.node, 0):
@@ -69,7 +73,7 @@ class Ring:
             self._place += 1
 
     def read(self, cursor: Cursor, limit: int) -> list[common_pb2.LogLine | Gap]:
-        """The next lines for a reader, at most `limit`, with a `Gap` before the first line after one; moves the cursor."""
+        """The next lines for a reader, at most `limit`, with a `Gap` where some are missing; moves the cursor."""
         begin = max(cursor.place - self._place, 0)
         found: list[common_pb2.LogLine | Gap] = []
         for line in _slice(self._lines, begin, limit):

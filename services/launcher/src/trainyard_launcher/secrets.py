@@ -1,4 +1,4 @@
-"""Secrets of a job, read where its processes will run. Their values go into the node's plan (mode 0600) and nowhere else."""
+"""Secrets of a job, read where its processes will run. Their values go into the node's plan and nowhere else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _read(name: str, source: object, environ: Mapping[str, str]) -> str:
     if variable:
         if variable not in environ:
             raise SecretUnavailable(
-                f"secret {name}: the environment of the yard has no variable {variable}; export it, then restart the yard"
+                f"secret {name}: the yard's environment has no variable {variable}; export it, then restart the yard"
             )
         return environ[variable]
     return _read_file(name, Path(str(file)).expanduser())

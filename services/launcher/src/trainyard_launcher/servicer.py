@@ -11,8 +11,8 @@ from servicekit.auth import require_user, require_workspace
 from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from trainyard_protos.v1 import launcher_pb2, launcher_pb2_grpc
 
+from trainyard_launcher import backend
 from trainyard_launcher.attempts import Attempt, Node
-from trainyard_launcher.backend import Backend, Shell, ShellRequest, StartError
 from trainyard_launcher.follow import JobFollower, follow_attempt
 from trainyard_launcher.registry import Registry
 from trainyard_launcher.settings import Settings
@@ -27,10 +27,10 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
     """Serves users; attempts may not call it."""
 
     def __init__(
-        self, attempts: Registry, backend: Backend, follower: JobFollower, stacks: StacksDesk, settings: Settings
+        self, attempts: Registry, nodes: backend.Backend, follower: JobFollower, stacks: StacksDesk, settings: Settings
     ) -> None:
         self._attempts = attempts
-        self._backend = backend
+        self._backend = nodes
         self._follower = follower
         self._stacks = stacks
         self._max_followers = settings.max_followers
@@ -68,9 +68,7 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
             )
         return attempt
 
-    async def Describe(
-        self, request: launcher_pb2.DescribeRequest, context: Context
-    ) -> launcher_pb2.DescribeResponse:
+    async def Describe(self, request: launcher_pb2.DescribeRequest, context: Context) -> launcher_pb2.DescribeResponse:
         """Each node and worker, now."""
         attempt = self._running(request.workspace, request.job_id)
         nodes = [self._status(attempt, node) for node in attempt.nodes]
@@ -88,16 +86,12 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
             gpus=place.gpus,
         )
 
-    async def Stacks(
-        self, request: launcher_pb2.StacksRequest, context: Context
-    ) -> launcher_pb2.StacksResponse:
+    async def Stacks(self, request: launcher_pb2.StacksRequest, context: Context) -> launcher_pb2.StacksResponse:
         """Python stacks of every rank, now."""
         attempt = self._running(request.workspace, request.job_id)
         return launcher_pb2.StacksResponse(ranks=await self._stacks.take(attempt))
 
-    async def Shell(
-        self, request_iterator: AsyncIterator[Input], context: Context
-    ) -> AsyncIterator[Output]:
+    async def Shell(self, request_iterator: AsyncIterator[Input], context: Context) -> AsyncIterator[Output]:
         """An interactive shell beside a worker; it ends with the stream."""
         first = await anext(aiter(request_iterator))
         if first.WhichOneof("input") != "open":
@@ -112,7 +106,7 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
             reader.cancel()
             await shell.close()
 
-    async def _open_shell(self, wanted: Input.Open) -> Shell:
+    async def _open_shell(self, wanted: Input.Open) -> backend.Shell:
         attempt = self._running(wanted.workspace, wanted.job_id)
         per_node = attempt.facts.workers_per_node
         ranks = attempt.facts.nodes * per_node
@@ -122,7 +116,7 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
             )
         node = attempt.nodes[wanted.rank // per_node]
         pids = {worker.rank: worker.pid for worker in node.workers if worker.state == "running"}
-        request = ShellRequest(
+        request = backend.ShellRequest(
             command=tuple(wanted.command),
             worker_pid=pids.get(wanted.rank, 0),
             tty=wanted.tty,
@@ -131,7 +125,7 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
         )
         try:
             return await self._backend.shell(attempt.facts.attempt_id, node.index, request)
-        except StartError as error:
+        except backend.StartError as error:
             raise FailedPrecondition(str(error), reason="ShellFailed") from error
 
     def _running(self, workspace: str, job_id: str) -> Attempt:
@@ -147,7 +141,7 @@ def _admit(workspace: str) -> str:
     return require_workspace(workspace)
 
 
-async def _feed(shell: Shell, inputs: AsyncIterator[Input]) -> None:
+async def _feed(shell: backend.Shell, inputs: AsyncIterator[Input]) -> None:
     """Hands a user's input to the shell."""
     async for message in inputs:
         kind = message.WhichOneof("input")

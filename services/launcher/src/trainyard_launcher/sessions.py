@@ -95,7 +95,8 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
         if attempt.stop_reason:
             session.send(stop_command(attempt))
         self._hear(attempt, node)
-        self._supervisor.heard(attempt, node, _phase(hello.phase or "starting"))
+        # How a node that is finishing fared comes with the phase that follows.
+        self._supervisor.heard(attempt, node, min(_phase(hello.phase or "starting"), Phase.RUNNING))
 
     async def _read(
         self, attempt: Attempt, node: Node, session: AgentSession, messages: AsyncIterator[Message]

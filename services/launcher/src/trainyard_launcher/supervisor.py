@@ -4,7 +4,8 @@
     stop message / failing peer / answer STALE -> stop: command to the agent, or its signal; killed when time is up
     backend: node is gone -> `ended` -> all nodes gone -> ENDED is reported -> accepted -> forgotten here
 
-An attempt ends here only through the backend's word that its nodes are gone, so nothing of it runs when ENDED is reported.
+An attempt ends here only through the backend's word that its nodes are gone, so nothing of it runs when ENDED is
+reported.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Celery's side of the launcher: messages wake, the loop acts.
 
-A task waits until what it asked for is done, so that `acks_late` means what it says: a message that was not acted on, because
-this process died, is delivered again. Doubled deliveries are harmless (claims, fences, `started` files).
+A task waits until what it asked for is done, so that `acks_late` means what it says: a message that was not acted on,
+because this process died, is delivered again. Doubled deliveries are harmless (claims, fences, `started` files).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from celery import Celery
+from servicekit import celery
 from servicekit.celery import FORGET, LAUNCH, STOP
 
 logger = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ def register(
         _wait(loop, forget(job_id, attempt_ids), timeout_s, FORGET, job_id)
 
     for name, task in ((LAUNCH, on_launch), (STOP, on_stop), (FORGET, on_forget)):
-        app.task(name=name)(task)
+        celery.register(app, name, task)
 
 
 def _wait(

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from trainyard_launcher.backends.process.folders import NodeFolder
+
+AGENT = (sys.executable, "-m", "trainyard.agent")
 
 
 def environment(home: Path, attempt_id: str, node: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -28,7 +31,7 @@ def environment(home: Path, attempt_id: str, node: int, base: Mapping[str, str] 
     }
 
 
-def spawn(folder: NodeFolder, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def spawn(agent: Sequence[str], folder: NodeFolder, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts a node's agent in a session of its own, so that no signal of our terminal reaches it.
 
     Raises:
@@ -36,7 +39,7 @@ def spawn(folder: NodeFolder, environ: Mapping[str, str]) -> subprocess.Popen[by
     """
     with folder.log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "trainyard.agent", str(folder.path)],
+            [*agent, str(folder.path)],
             cwd=folder.path,
             env=dict(environ),
             stdin=subprocess.DEVNULL,
@@ -69,8 +72,6 @@ class Watch:
 
     def signal(self, number: int) -> None:
         """Sends a signal to this very process, never to one that got its pid later."""
-        import signal
-
         with contextlib.suppress(ProcessLookupError, OSError):
             signal.pidfd_send_signal(self._pidfd, number)
 

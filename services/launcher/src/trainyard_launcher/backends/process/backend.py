@@ -1,9 +1,9 @@
 """The process backend: a folder and an agent process per node, all on this machine.
 
-What it must remember is on disk before anything starts (`attempt.json`), and who took a node is what the agent itself wrote
-(`started`), so a launcher that was killed at any moment finds everything again.
+What it must remember is on disk before anything starts (`attempt.json`), and who took a node is what the agent itself
+wrote (`started`), so a launcher that was killed at any moment finds everything again.
 
-A node's life:  folder and plan -> agent spawned -> agent takes `started` -> agent is gone -> the rest is swept -> `NodeEnd`.
+A node's life: folder and plan -> agent spawned -> agent takes `started` -> agent is gone -> rest is swept -> `NodeEnd`.
 """
 
 from __future__ import annotations
@@ -17,25 +17,28 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any, TypeVar
 
 import psutil
 from servicekit.ids import now_ns
+from trainyard.home import boot_id
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
 from trainyard_launcher.backend import Found, Launch, NodeEnd, Place, Shell, ShellRequest, StartError
 from trainyard_launcher.backends.process import cgroups, gpus, sweep
-from trainyard_launcher.backends.process.agents import Watch, environment, free_port, spawn
+from trainyard_launcher.backends.process.agents import AGENT, Watch, environment, free_port, spawn
 from trainyard_launcher.backends.process.folders import (
     AttemptFolder,
     AttemptRecord,
-    NodeFolder,
     NodeRecord,
+    Started,
     attempts_in,
 )
-from trainyard_launcher.backends.process.shell import ProcessShell, environment_of
+from trainyard_launcher.backends.process.shell import ProcessShell, surroundings_of
 from trainyard_launcher.background import Background
 from trainyard_launcher.settings import Settings
 
+T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _LOG_LINES = 20
@@ -47,9 +50,11 @@ class ProcessBackend:
 
     Args:
         home: the yard's folder; attempts are under `attempts/`.
+        agent: command that runs a node, given its folder.
     """
 
-    def __init__(self, home: Path, settings: Settings | None = None) -> None:
+    def __init__(self, home: Path, settings: Settings | None = None, agent: Sequence[str] = AGENT) -> None:
+        self._agent = tuple(agent)
         self._settings = settings or Settings()
         self._home = home
         self._attempts = home / "attempts"
@@ -101,7 +106,7 @@ class ProcessBackend:
         self._hold(record)
         ends, unstarted = [], []
         for index in range(len(record.nodes)):
-            started = folder.node(index).started()
+            started = await self._who(attempt_id, index)
             if started is None:
                 unstarted.append(index)
             elif not (started.alive and self._watch(attempt_id, index, started.pid)):
@@ -163,7 +168,9 @@ class ProcessBackend:
                 plan.state_dir = str(self._home / "cache")
                 folder.write_plan(plan)
                 missing.append((index, folder))
-        return {index: spawn(folder, environment(self._home, attempt_id, index)) for index, folder in missing}
+        return {
+            index: spawn(self._agent, folder, environment(self._home, attempt_id, index)) for index, folder in missing
+        }
 
     async def _undo(self, attempt_id: str) -> None:
         """Ends what a failed start began, and keeps later starts of it from happening."""
@@ -193,11 +200,17 @@ class ProcessBackend:
         return True
 
     def _look(self, attempt_id: str, index: int) -> None:
-        """An agent has ended, or was not there: another may hold the node (a doubled start), else the node is over."""
         self._watches.pop((attempt_id, index), None)
-        started = self._folder(attempt_id).node(index).started()
+        self._background.run(self._look_again(attempt_id, index), f"end of {attempt_id}/{index}")
+
+    async def _look_again(self, attempt_id: str, index: int) -> None:
+        """An agent has ended, or was not there: another may hold the node (a doubled start), else the node is over."""
+        started = await self._who(attempt_id, index)
         if started is None or not started.alive or not self._watch(attempt_id, index, started.pid):
-            self._background.run(self._deliver(attempt_id, index), f"end of {attempt_id}/{index}")
+            await self._deliver(attempt_id, index)
+
+    async def _who(self, attempt_id: str, index: int) -> Started | None:
+        return await self._in_thread(self._folder(attempt_id).node(index).started)
 
     async def _deliver(self, attempt_id: str, index: int) -> None:
         self._on_end(await self._finish(attempt_id, index))
@@ -215,7 +228,7 @@ class ProcessBackend:
     def _end_node(self, attempt_id: str, index: int, node: NodeRecord) -> NodeEnd:
         folder = self._folder(attempt_id).node(index)
         started = folder.started()
-        same_boot = started is not None and started.pid > 0 and started.boot_id == _boot_id()
+        same_boot = started is not None and started.pid > 0 and started.boot_id == boot_id()
         self._sweep(sweep.Target(attempt_id, index, started.pid if started and same_boot else 0, node.cgroups))
         end = NodeEnd(attempt_id, index, folder.exit(), cgroups.out_of_memory(node.cgroups))
         cgroups.remove(node.cgroups)
@@ -263,8 +276,7 @@ class ProcessBackend:
         """A shell with a running worker's folder and environment; with the node's, while the worker does not run."""
         folder = self._folder(attempt_id).node(node)
         try:
-            cwd = Path(os.readlink(f"/proc/{request.worker_pid}/cwd"))
-            environ = environment_of(request.worker_pid)
+            cwd, environ = await self._in_thread(surroundings_of, request.worker_pid)
         except OSError:
             environ = environment(self._home, attempt_id, node) | dict(folder.plan().env)
             work = folder.path / "work"
@@ -305,14 +317,5 @@ class ProcessBackend:
     def _folder(self, attempt_id: str) -> AttemptFolder:
         return AttemptFolder(self._attempts / attempt_id)
 
-    async def _in_thread(self, work, *arguments):  # type: ignore[no-untyped-def]
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-
-
-def _boot_id() -> str:
-    from trainyard.home import boot_id
-
-    return boot_id()
-
-
-__all__ = ["NodeFolder", "ProcessBackend"]

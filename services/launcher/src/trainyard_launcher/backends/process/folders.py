@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from trainyard_protos.v1 import common_pb2, launcher_pb2
 from trainyard_launcher.backend import Facts
 
 _RECORD = "attempt.json"
+_WRITE_LOOKS, _WRITE_LOOK_S = 50, 0.01
 _OVER = "over"  # the scheduler knows the end: not looked at again
 
 
@@ -90,14 +92,19 @@ class NodeFolder:
         return launcher_pb2.NodePlan.FromString((self.path / "plan.bin").read_bytes())
 
     def started(self) -> Started | None:
-        """Who took the node; None when nobody has. A file that cannot be read is of an agent that died writing it."""
-        try:
-            fields = json.loads((self.path / "started").read_bytes())
-            return Started(int(fields["pid"]), int(fields["start_time"]), str(fields["boot_id"]))
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError):
-            return Started(0, 0, "")
+        """Who took the node; None when nobody has. Blocks for a moment while an agent is writing the file.
+
+        A file that stays incomplete is of an agent that was killed while writing it.
+        """
+        for _ in range(_WRITE_LOOKS):
+            try:
+                fields = json.loads((self.path / "started").read_bytes())
+                return Started(int(fields["pid"]), int(fields["start_time"]), str(fields["boot_id"]))
+            except FileNotFoundError:
+                return None
+            except (ValueError, KeyError, TypeError):
+                time.sleep(_WRITE_LOOK_S)  # the file is made first and written right after: no event tells
+        return Started(0, 0, "")
 
     def take(self) -> bool:
         """Takes the node, so that no agent can; false when one has it."""

@@ -126,14 +126,14 @@ class ProcessShell:
             self._terminal = None
 
 
-def environment_of(pid: int) -> dict[str, str]:
-    """The environment a process was started with.
+def surroundings_of(pid: int) -> tuple[Path, dict[str, str]]:
+    """The folder a process is in, and the environment it was started with.
 
     Raises:
         OSError: it is gone.
     """
     pairs = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape").split("\0")
-    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    return Path(f"/proc/{pid}/cwd").readlink(), dict(pair.split("=", 1) for pair in pairs if "=" in pair)
 
 
 def _login_shell(environ: Mapping[str, str]) -> str:

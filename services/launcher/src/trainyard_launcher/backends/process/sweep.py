@@ -1,8 +1,8 @@
 """Finds and ends every process of an attempt, wherever it hid.
 
-A process belongs to an attempt when it sits in one of its cgroups, has its id in the environment it was started with, is in the
-session of its agent, or descends from one that does. New sessions, new process groups and ignored signals change nothing of
-this. Processes are named through pidfds, so that a reused pid is never hit.
+A process belongs to an attempt when it sits in one of its cgroups, has its id in the environment it was started with,
+is in the session of its agent, or descends from one that does. New sessions, new process groups and ignored signals
+change nothing of this.
 """
 
 from __future__ import annotations

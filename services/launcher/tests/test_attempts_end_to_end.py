@@ -1,0 +1,213 @@
+"""The launcher as the scheduler sees it, over real gRPC, Celery and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from trainyard.home import process_start_time
+from trainyard_launcher.backends.process import sweep
+from yard import Yard, running_yard, secret
+
+FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+@pytest.fixture
+async def yard(tmp_path: Path):
+    async with running_yard(tmp_path) as yard:
+        yield yard
+
+
+async def test_an_attempt_runs_and_is_reported_phase_by_phase(yard: Yard) -> None:
+    attempt = yard.assign(python("print('hi')"))
+    yard.send_launch(attempt)
+    ended = await yard.scheduler.ended(attempt)
+    assert (ended.exit.reason, ended.exit.exit_code, ended.exit.acknowledged) == ("Completed", 0, True)
+    assert yard.scheduler.phases(attempt)[-1] == "ended"
+    assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_the_pool_is_registered_with_what_the_machine_has(yard: Yard) -> None:
+    await yard.scheduler.until(lambda: bool(yard.scheduler.pools))
+    pool = yard.scheduler.pools[0]
+    assert pool.pool == yard.settings.pool
+    assert pool.machines[0].total.cpu == len(os.sched_getaffinity(0))
+    assert pool.machines[0].total.gpu == 4
+
+
+async def test_a_start_delivered_twice_starts_once(yard: Yard, tmp_path: Path) -> None:
+    mark = tmp_path / "starts"
+    attempt = yard.assign(python(f"import signal; open({str(mark)!r}, 'a').write('x'); signal.pause()"))
+    for _ in range(5):
+        yard.send_launch(attempt)
+    await yard.scheduler.until(lambda: "started" in yard.scheduler.phases(attempt))
+    yard.send_launch(attempt)
+    yard.send_stop(attempt)
+    await yard.scheduler.ended(attempt)
+    assert mark.read_text() == "x"
+
+
+async def test_a_start_that_comes_after_the_end_starts_nothing(yard: Yard, tmp_path: Path) -> None:
+    mark = tmp_path / "starts"
+    attempt = yard.assign(python(f"open({str(mark)!r}, 'a').write('x')"))
+    yard.send_launch(attempt)
+    await yard.scheduler.ended(attempt)
+    claims = len(yard.scheduler.claims)
+    yard.send_launch(attempt)
+    await yard.scheduler.until(lambda: len(yard.scheduler.claims) > claims)
+    assert mark.read_text() == "x"
+
+
+async def test_a_stale_claim_starts_nothing(yard: Yard) -> None:
+    attempt = yard.assign(FOREVER)
+    yard.scheduler.stale.add(attempt)
+    yard.send_launch(attempt)
+    await yard.scheduler.until(lambda: attempt in yard.scheduler.claims)
+    assert not yard.node(attempt).exists()
+
+
+async def test_an_attempt_that_is_to_stop_already_ends_without_a_start(yard: Yard) -> None:
+    attempt = yard.assign(FOREVER)
+    yard.scheduler.stopping.add(attempt)
+    yard.send_launch(attempt)
+    assert (await yard.scheduler.ended(attempt)).exit.reason == "Stopped"
+    assert not yard.node(attempt).exists()
+
+
+async def test_a_failing_worker_is_named_with_its_exit_code(yard: Yard) -> None:
+    attempt = yard.assign(python("import sys; sys.exit(7)"))
+    yard.send_launch(attempt)
+    exit = (await yard.scheduler.ended(attempt)).exit
+    assert (exit.reason, exit.exit_code, exit.first_failing_rank, exit.node) == ("WorkerFailed", 7, 0, 0)
+
+
+async def test_a_failing_node_takes_its_peers_along_and_is_the_one_named(yard: Yard) -> None:
+    code = "import os, signal, sys; sys.exit(3) if os.environ['RANK'] == '1' else signal.pause()"
+    attempt = yard.assign(python(code), nodes=3)
+    yard.send_launch(attempt)
+    exit = (await yard.scheduler.ended(attempt)).exit
+    assert (exit.reason, exit.exit_code, exit.node) == ("WorkerFailed", 3, 1)
+    assert yard.scheduler.phases(attempt).count("ended") == 1
+    assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_nodes_of_one_machine_share_a_rendezvous_and_no_folder(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER, nodes=2, workers_per_node=2)
+    plans = [json.loads((yard.node(attempt, node) / "plan.json").read_text()) for node in range(2)]
+    assert plans[0]["master_addr"] == plans[1]["master_addr"] == "127.0.0.1"
+    assert plans[0]["master_port"] == plans[1]["master_port"]
+    assert [plan.get("node", 0) for plan in plans] == [0, 1]
+
+
+async def test_plans_can_be_read_by_their_owner_alone(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PASSPHRASE", "sesame")
+    attempt = await yard.run(FOREVER, secrets=(secret("KEY", "PASSPHRASE"),))
+    for name in ("plan.bin", "plan.json"):
+        assert stat.S_IMODE((yard.node(attempt) / name).stat().st_mode) == 0o600
+    assert json.loads((yard.node(attempt) / "plan.json").read_text())["env"] == {"KEY": "sesame"}
+    assert b"sesame" not in (yard.node(attempt).parent / "attempt.json").read_bytes()
+
+
+async def test_a_missing_secret_ends_the_attempt_before_it_starts(yard: Yard) -> None:
+    attempt = yard.assign(FOREVER, secrets=(secret("KEY", "NOT_SET_ANYWHERE"),))
+    yard.send_launch(attempt)
+    exit = (await yard.scheduler.ended(attempt)).exit
+    assert exit.reason == "SecretUnavailable"
+    assert "NOT_SET_ANYWHERE" in exit.message
+
+
+async def test_a_stop_ends_the_workers(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER, nodes=2)
+    yard.send_stop(attempt)
+    exit = (await yard.scheduler.ended(attempt)).exit
+    assert (exit.reason, exit.message) == ("Stopped", "Cancelled")
+    assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_a_stop_of_an_older_fence_stops_nothing(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER)
+    yard.send_stop(attempt, fence=0)
+    yard.send_stop(attempt)
+    assert (await yard.scheduler.ended(attempt)).fence == 1
+
+
+async def test_grandchildren_that_hide_and_ignore_sigterm_are_gone_at_the_end(yard: Yard, tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    hidden = (
+        "import os, signal; os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        f"open({str(pid_file)!r}, 'w').write(str(os.getpid())); signal.pause()"
+    )
+    code = (
+        "import os, subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', {hidden!r}])\n"
+        f"while not os.path.exists({str(pid_file)!r}) or not open({str(pid_file)!r}).read(): time.sleep(0.01)\n"
+    )
+    attempt = yard.assign(python(code))
+    yard.send_launch(attempt)
+    assert (await yard.scheduler.ended(attempt)).exit.reason == "Completed"
+    assert process_start_time(int(pid_file.read_text())) is None
+
+
+async def test_a_killed_agent_is_reported_lost_and_leaves_nobody(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER, workers_per_node=2)
+    os.kill(json.loads((yard.node(attempt) / "started").read_text())["pid"], signal.SIGKILL)
+    assert (await yard.scheduler.ended(attempt)).exit.reason == "AgentLost"
+    assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_an_agent_that_cannot_begin_is_lost_and_its_own_words_are_told(tmp_path: Path) -> None:
+    async with running_yard(tmp_path, agent=(sys.executable, "-c", "raise SystemExit('no luck today')")) as yard:
+        attempt = yard.assign(FOREVER)
+        yard.send_launch(attempt)
+        exit = (await yard.scheduler.ended(attempt)).exit
+    assert exit.reason == "AgentLost"
+    assert "no luck today" in exit.last_lines
+
+
+async def test_an_agent_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+    async with running_yard(tmp_path, silence_s=0.5) as yard:
+        attempt = yard.assign(FOREVER, env={"AGENT_MODE": "silent"})
+        yard.send_launch(attempt)
+        assert (await yard.scheduler.ended(attempt)).exit.reason == "AgentSilent"
+        assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_an_agent_that_never_connects_is_given_up(tmp_path: Path) -> None:
+    async with running_yard(tmp_path, silence_s=0.2, connect_s=0.5) as yard:
+        attempt = yard.assign(FOREVER, env={"AGENT_MODE": "mute"})
+        yard.send_launch(attempt)
+        assert (await yard.scheduler.ended(attempt)).exit.reason == "AgentSilent"
+
+
+async def test_an_attempt_the_scheduler_disowns_is_killed(yard: Yard) -> None:
+    attempt = yard.assign(FOREVER)
+    yard.send_launch(attempt)
+    yard.scheduler.stale.add(attempt)
+    yard.scheduler.stale.discard(attempt)
+    await yard.scheduler.until(lambda: "started" in yard.scheduler.phases(attempt))
+    yard.scheduler.stale.add(attempt)
+    os.kill(json.loads((yard.node(attempt) / "started").read_text())["pid"], signal.SIGTERM)
+    await yard.scheduler.ended(attempt)
+    assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_what_is_forgotten_leaves_disk_and_metrics(yard: Yard) -> None:
+    attempt = yard.assign(python("pass"))
+    job = yard.job_of(attempt)
+    yard.send_launch(attempt)
+    await yard.scheduler.ended(attempt)
+    folder = yard.node(attempt).parent
+    await yard.scheduler.until(lambda: True)
+    yard.send_forget(job, [attempt])
+    await yard.scheduler.until(lambda: bool(yard.metrics.deleted))
+    assert yard.metrics.deleted == [("default", job)]
+    assert not folder.exists()

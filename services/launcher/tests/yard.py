@@ -1,0 +1,244 @@
+"""A yard of which only the launcher is the product's: real gRPC, Celery and processes, and a scheduler we own."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc
+from celery import Celery
+from prometheus_client import CollectorRegistry
+from servicekit import server as servers
+from servicekit.auth import AttemptTokens, Authenticator, bearer_token
+from servicekit.celery import FORGET, LAUNCH, STOP, celery_app, start_queue, stop_queue
+from servicekit.channel import connect
+from servicekit.ids import new_id
+from trainyard.spec import Metadata, Resources, Secret, SecretSource, Spec, TrainingJob
+from trainyard_launcher.app import Launcher
+from trainyard_launcher.backends.process import ProcessBackend
+from trainyard_launcher.settings import Settings
+from trainyard_protos.v1 import (
+    launcher_pb2_grpc,
+    metrics_pb2,
+    metrics_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
+
+SMALL_AGENT = (sys.executable, str(Path(__file__).with_name("small_agent.py")))
+WAIT_S = 60
+ENDED = scheduler_pb2.ATTEMPT_PHASE_ENDED
+Report = scheduler_pb2.ReportAttemptRequest
+
+
+class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.SchedulerServiceServicer):
+    """Holds what the launcher is to believe, and remembers what it said."""
+
+    def __init__(self) -> None:
+        self.assignments: dict[str, scheduler_pb2.Assignment] = {}
+        self.assigned_state = "claimed"
+        self.stale: set[str] = set()
+        self.stopping: set[str] = set()
+        self.reports: list[Report] = []
+        self.claims: list[str] = []
+        self.pools: list[scheduler_pb2.RegisterPoolRequest] = []
+        self.job_state = scheduler_pb2.JOB_STATE_RUNNING
+        self.lists = 0
+        self._news = asyncio.Condition()
+
+    async def until(self, happened: Callable[[], bool]) -> None:
+        async with asyncio.timeout(WAIT_S), self._news:
+            await self._news.wait_for(happened)
+
+    async def tell(self) -> None:
+        async with self._news:
+            self._news.notify_all()
+
+    def phases(self, attempt_id: str) -> list[str]:
+        names = {1: "started", 2: "finishing", 3: "ended"}
+        return [names[each.phase] for each in self.reports if each.attempt_id == attempt_id and each.phase]
+
+    def notes(self, reason: str) -> list[Report]:
+        return [each for each in self.reports if each.note_reason == reason]
+
+    async def ended(self, attempt_id: str) -> Report:
+        found: list[Report] = []
+
+        def look() -> bool:
+            found[:] = [each for each in self.reports if each.attempt_id == attempt_id and each.phase == ENDED]
+            return bool(found)
+
+        await self.until(look)
+        return found[0]
+
+    async def RegisterPool(self, request, context):
+        self.pools.append(request)
+        await self.tell()
+        return scheduler_pb2.RegisterPoolResponse(renew_after_s=10)
+
+    async def ClaimAttempt(self, request, context):
+        self.claims.append(request.attempt_id)
+        await self.tell()
+        assignment = self.assignments.get(request.attempt_id)
+        if assignment is None or request.attempt_id in self.stale or assignment.fence != request.fence:
+            return scheduler_pb2.ClaimAttemptResponse(stale=True, stale_reason="no such attempt")
+        assignment.stopping = request.attempt_id in self.stopping
+        return scheduler_pb2.ClaimAttemptResponse(assignment=assignment)
+
+    async def ReportAttempt(self, request, context):
+        self.reports.append(request)
+        if request.phase == ENDED:
+            self.assignments.pop(request.attempt_id, None)
+        await self.tell()
+        return scheduler_pb2.ReportAttemptResponse(
+            stale=request.attempt_id in self.stale, stop=request.attempt_id in self.stopping
+        )
+
+    async def ListAssigned(self, request, context):
+        self.lists += 1
+        await self.tell()
+        return scheduler_pb2.ListAssignedResponse(
+            attempts=[
+                scheduler_pb2.ListAssignedResponse.Assigned(
+                    attempt_id=each.attempt_id,
+                    fence=each.fence,
+                    state=self.assigned_state,
+                    stopping=each.attempt_id in self.stopping,
+                    job_id=each.job_id,
+                )
+                for each in self.assignments.values()
+                if each.attempt_id in self.claims
+            ]
+        )
+
+    async def GetJob(self, request, context):
+        return scheduler_pb2.Job(id=request.id, state=self.job_state)
+
+    async def Watch(self, request, context):
+        async with self._news:
+            await self._news.wait_for(lambda: self.job_state == scheduler_pb2.JOB_STATE_SUCCEEDED)
+        yield scheduler_pb2.Event(state=self.job_state)
+
+
+class Metrics(metrics_pb2_grpc.MetricsServiceServicer):
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.deleted: list[tuple[str, str]] = []
+        self._scheduler = scheduler
+
+    async def DeleteJobRuns(self, request, context):
+        self.deleted.append((request.workspace, request.job_id))
+        await self._scheduler.tell()
+        return metrics_pb2.DeleteJobRunsResponse()
+
+
+class Yard:
+    """The launcher under test and its surroundings; `launcher` may be another one after `restart`."""
+
+    def __init__(self, home: Path, settings: Settings, agent: Sequence[str]) -> None:
+        self.home, self.settings, self.agent = home, settings, agent
+        self.scheduler = Scheduler()
+        self.metrics = Metrics(self.scheduler)
+        self.celery: Celery
+        self.token = bearer_token(home)
+        self.tokens = AttemptTokens.load_or_create(home)
+        self.port = 0
+        self._server: grpc.aio.Server | None = None
+        self._launcher: Launcher | None = None
+
+    async def open(self) -> None:
+        self._server = servers.build(Authenticator(self.token, self.tokens), CollectorRegistry())
+        self.port = servers.listen(self._server, "127.0.0.1", self.port)
+        scheduler_pb2_grpc.add_AttemptServiceServicer_to_server(self.scheduler, self._server)
+        scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.scheduler, self._server)
+        metrics_pb2_grpc.add_MetricsServiceServicer_to_server(self.metrics, self._server)
+        self.celery = celery_app()
+        self._launcher = Launcher(
+            home=self.home,
+            celery=self.celery,
+            endpoint=f"127.0.0.1:{self.port}",
+            token=self.token,
+            tokens=self.tokens,
+            backend=ProcessBackend(self.home, self.settings, self.agent),
+            settings=self.settings,
+        )
+        self._launcher.register(self._server)
+        await self._server.start()
+        await self._launcher.start()
+        self.channel = connect(f"127.0.0.1:{self.port}", self.token)
+        self.user = launcher_pb2_grpc.LauncherServiceStub(self.channel)
+
+    async def close(self) -> None:
+        assert self._launcher and self._server
+        await self.channel.close()
+        await self._launcher.stop()
+        await self._server.stop(None)
+
+    async def restart(self) -> None:
+        await self.close()
+        await self.open()
+
+    def assign(self, command: Sequence[str], *, job_id: str = "", fence: int = 1, **fields: object) -> str:
+        """Gives the launcher an attempt to claim; returns its id."""
+        attempt_id = new_id()
+        spec = {"resources": Resources(cpu=1, memory="512Mi"), "grace_period": "5s", **fields}
+        job = TrainingJob(metadata=Metadata(name="test"), spec=Spec(command=tuple(command), **spec))
+        self.scheduler.assignments[attempt_id] = scheduler_pb2.Assignment(
+            workspace="default",
+            job_id=job_id or new_id(),
+            job_name="test",
+            attempt_id=attempt_id,
+            fence=fence,
+            pool=self.settings.pool,
+            spec=job.to_json(),
+        )
+        return attempt_id
+
+    def job_of(self, attempt_id: str) -> str:
+        return self.scheduler.assignments[attempt_id].job_id
+
+    def send_launch(self, attempt_id: str, fence: int = 1) -> None:
+        self.celery.send_task(
+            LAUNCH, kwargs={"attempt_id": attempt_id, "fence": fence}, queue=start_queue(self.settings.pool)
+        )
+
+    def send_stop(self, attempt_id: str, fence: int = 1) -> None:
+        self.celery.send_task(
+            STOP, kwargs={"attempt_id": attempt_id, "fence": fence}, queue=stop_queue(self.settings.pool)
+        )
+
+    def send_forget(self, job_id: str, attempt_ids: list[str]) -> None:
+        kwargs = {"job_id": job_id, "attempt_ids": attempt_ids}
+        self.celery.send_task(FORGET, kwargs=kwargs, queue=stop_queue(self.settings.pool))
+
+    async def run(self, command: Sequence[str], **fields: object) -> str:
+        """Starts an attempt and waits until all of its nodes run."""
+        attempt_id = self.assign(command, **fields)
+        self.send_launch(attempt_id)
+        await self.scheduler.until(lambda: "started" in self.scheduler.phases(attempt_id))
+        return attempt_id
+
+    def node(self, attempt_id: str, index: int = 0) -> Path:
+        return self.home / "attempts" / attempt_id / f"node-{index}"
+
+
+@asynccontextmanager
+async def running_yard(home: Path, agent: Sequence[str] = SMALL_AGENT, **settings: object) -> AsyncIterator[Yard]:
+    defaults: dict[str, object] = {"pool": new_id(), "capacity_gpu": 4, "stop_slack_s": 2}
+    yard = Yard(home, Settings(**(defaults | settings)), agent)
+    await yard.open()
+    try:
+        yield yard
+    finally:
+        for attempt_id in list(yard.scheduler.assignments):
+            if attempt_id in yard.scheduler.claims and yard.node(attempt_id).exists():
+                from trainyard_launcher.backends.process import sweep
+
+                await asyncio.to_thread(sweep.end_all, sweep.Target(attempt_id), 10)
+        await yard.close()
+
+
+def secret(name: str, env: str) -> Secret:
+    return Secret(name=name, from_=SecretSource(env=env))
