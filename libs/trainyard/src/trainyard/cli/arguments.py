@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from trainyard.cli.boundary import reader_left
 from trainyard.cli.output import Format
 
 if TYPE_CHECKING:
@@ -62,7 +63,11 @@ def with_client(work: Callable[[AsyncClient], Awaitable[int | None]]) -> None:
         async with AsyncClient() as client:
             return await work(client)
 
-    raise typer.Exit(asyncio.run(run()) or 0)
+    try:
+        code = asyncio.run(run())
+    except BrokenPipeError:  # typer would make a failure of it
+        code = reader_left()
+    raise typer.Exit(code or 0)
 
 
 def source(file: str) -> str:

@@ -51,12 +51,16 @@ def guarded(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output left, as `head` does; nothing more can be said there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.DONE
+        return reader_left()
     except Exception:
         import traceback
 
         traceback.print_exc()
         sys.stderr.write("error: a defect in yard; please report it with the lines above\n")
         return ExitCode.DEFECT
+
+
+def reader_left() -> int:
+    """Ends well when the reader of our output left, as `head` does; nothing more can be said there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.DONE

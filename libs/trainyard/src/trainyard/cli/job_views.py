@@ -93,7 +93,7 @@ def detail(job: pb.Job, now: launcher_pb2.DescribeResponse) -> None:
 
 
 def _because(job: pb.Job) -> str:
-    why = ": ".join(part for part in (job.reason, job.message) if part)
+    why = words.because(job.reason, job.message)
     if job.pending.reason:
         why = f"{job.pending.reason}: {job.pending.message}"
     return f" ({why})" if why else ""
@@ -173,7 +173,7 @@ def _next(job: pb.Job, identifier: str) -> list[str]:
 
 def event(item: pb.Event) -> None:
     """One event in one line."""
-    why = ": ".join(part for part in (item.reason, item.message) if part)
+    why = words.because(item.reason, item.message)
     name = f"{item.object_name} ({words.short(item.object_id)})"
     when = styled(words.moment(item.time_ns), "dim")
     say(f"{when}  {name}  {styled(item.type, 'bold')}  {styled(item.actor, 'dim')}{f'  {why}' if why else ''}")

@@ -6,8 +6,8 @@ import time
 from datetime import datetime
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
-SHORT_ID = 13
-"""Characters of an id that are shown: of a UUIDv7, the millisecond it was made in."""
+SHORT_ID = 18
+"""Characters of an id that are shown: of a UUIDv7, the millisecond it was made in and 12 random bits."""
 
 
 def duration(seconds: float) -> str:
@@ -58,6 +58,11 @@ def number(value: float) -> str:
 def plural(count: int, noun: str) -> str:
     """For instance "1 job", "3 jobs"."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def because(reason: str, message: str) -> str:
+    """A typed reason and its words as one phrase."""
+    return message if message.startswith(reason) else ": ".join(part for part in (reason, message) if part)
 
 
 def short(identifier: str) -> str:

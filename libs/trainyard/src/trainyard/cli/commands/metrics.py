@@ -77,21 +77,10 @@ def _table(job: str, series: Sequence[metrics_pb2.SeriesInfo], *, wide: bool) ->
 
 
 def _plot(series: Sequence[metrics_pb2.Series]) -> None:
-    import shutil
-
-    import plotext
-
-    from trainyard.cli import terminal
+    from trainyard.cli.plots import show
     from trainyard.errors import NotFound
 
     if not series:
-        raise NotFound("no series of that name", reason="NoSeries", hint="yard metrics JOB lists them")
+        raise NotFound("no series of that name", reason="NoSeries", hint="'yard metrics JOB' lists them")
     for each in series:
-        plotext.clear_figure()
-        plotext.plotsize(min(shutil.get_terminal_size().columns, 100), 16)
-        if not terminal.has_colour():
-            plotext.theme("clear")
-        plotext.plot(each.step, each.value, marker="braille")
-        plotext.title(f"{each.name} (rank {each.rank}, {each.total} points)")
-        plotext.xlabel("step")
-        terminal.say(plotext.build().rstrip())
+        show(each)

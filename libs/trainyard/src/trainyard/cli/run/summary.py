@@ -56,7 +56,7 @@ def _failure(job: pb.Job) -> None:
     ended = job.exit
     tables.pairs(
         [
-            ("  reason", ": ".join(part for part in (job.reason, job.message) if part)),
+            ("  reason", words.because(job.reason, job.message)),
             ("  exit", exits.describe(ended) if ended.reason else ""),
             ("  message", ended.message),
             ("  rule", f"spec.retries.rules[{ended.matched_rule}]" if ended.HasField("matched_rule") else ""),

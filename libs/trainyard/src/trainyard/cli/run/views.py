@@ -83,7 +83,7 @@ def waiting(pending: pb.Pending) -> str:
 
 def told(event: pb.Event) -> str:
     """What happened, in words."""
-    why = ": ".join(part for part in (event.reason, event.message) if part)
+    why = words.because(event.reason, event.message)
     what = event.type.lower() if event.type != "Note" else "note"
     attempt = f", attempt {event.attempt}" if event.type == "Running" and event.attempt > 1 else ""
     return f"{what}{attempt}{f' ({why})' if why else ''}"

@@ -1,0 +1,3 @@
+from libs.trainyard.tests.client.conftest import yard
+
+__all__ = ["yard"]

@@ -1,0 +1,188 @@
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainyard_protos.v1 import artifacts_pb2, common_pb2, metrics_pb2, yard_pb2
+
+from libs.trainyard.tests.cli.commandline import finish, run, start
+from libs.trainyard.tests.client.scripted import (
+    JOB_ID,
+    ScriptedYard,
+    document,
+    event,
+    job,
+    line,
+    lines,
+    started,
+)
+
+SHORT = JOB_ID[:18]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "job.json"
+    path.write_text(document())
+    return str(path)
+
+
+def ends(yard: ScriptedYard, state: str, **changes: Any) -> None:
+    """The job runs, writes two lines and ends."""
+    yard.job = job(state, workers_per_node=2, **changes)
+    yard.events = [[event(1, "Running", "running"), event(2, state.capitalize(), state)]]
+    yard.live = [[started(1), lines(line(0, "hello", rank=0), line(1, "world", rank=1))]]
+
+
+async def test_a_run_shows_output_by_rank_and_ends_with_the_tracked_values(yard: ScriptedYard, file: str) -> None:
+    ends(yard, "succeeded")
+    yard.series = [
+        metrics_pb2.SeriesInfo(name="train/loss", count=2, last_value=0.1, min_value=0.1, max_value=2.0),
+        metrics_pb2.SeriesInfo(name="accuracy", count=2, last_value=0.984444, min_value=0.5, max_value=0.99),
+        metrics_pb2.SeriesInfo(name="system/cpu", count=2, last_value=1.0),
+    ]
+    yard.versions = [
+        artifacts_pb2.Version(
+            name="checkpoints", number=5, kind="checkpoint", checkpoint=artifacts_pb2.CheckpointInfo(step=600)
+        ),
+        artifacts_pb2.Version(name="digits-model", number=1, kind="output", size=2048),
+    ]
+    ended = await run("run", file)
+    assert ended.code == 0
+    assert ended.lines[0] == f"yard: digits submitted ({JOB_ID})"
+    assert "[rank 0] hello" in ended.lines
+    assert "[rank 1] world" in ended.lines
+    assert f"digits succeeded after 12 s, 1 attempt ({SHORT})" in ended.lines
+    assert "checkpoints@5 (step 600)" in ended.out
+    assert "yard artifacts get digits-model@1" in ended.out
+    assert ended.lines[-2:] == ["accuracy: 0.984444", "train/loss: 0.1"]
+    assert ended.err == ""
+
+
+async def test_a_failed_run_tells_the_rank_the_meaning_the_last_lines_and_the_rule(
+    yard: ScriptedYard, file: str
+) -> None:
+    failure = common_pb2.Exit(
+        reason="WorkerFailed",
+        signal="SIGKILL",
+        first_failing_rank=1,
+        matched_rule=2,
+        last_lines=["loading", "\x1b]0;evil\x07boom"],
+    )
+    ends(yard, "failed", reason="RetryLimit", message="3 of 3 retries are used", retries_used=3, exit=failure)
+    ended = await run("run", file)
+    assert ended.code == 1
+    assert "RetryLimit: 3 of 3 retries are used" in ended.out
+    assert "WorkerFailed: rank 1: SIGKILL: killed from outside, often because memory ran out" in ended.out
+    assert "spec.retries.rules[2]" in ended.out
+    assert "  last lines of rank 1:\n    loading\n    ]0;evilboom\n" in ended.out
+    assert f"next: yard logs {SHORT} --rank 1" in ended.out
+
+
+async def test_a_cancelled_run_is_exit_code_7(yard: ScriptedYard, file: str) -> None:
+    ends(yard, "cancelled")
+    assert (await run("run", file)).code == 7
+
+
+async def test_a_missing_file_starts_no_yard(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for arguments in (["run", "nowhere.yaml"], ["run", "--", "nowhere.yaml"]):
+        ended = await run(*arguments, TRAINYARD_HOME=str(home))
+        assert ended.code == 2
+        assert "nowhere.yaml" in ended.err
+    assert not home.exists()
+
+
+async def test_the_way_past_the_parser_does_the_same(yard: ScriptedYard, file: str) -> None:
+    ends(yard, "succeeded")
+    short = await run("run", file)
+    ends(yard, "succeeded")
+    parsed = await run("run", "--", file)
+    assert sorted(short.lines) == sorted(parsed.lines)
+    assert short.code == parsed.code
+
+
+async def test_a_run_in_a_pipe_loads_nothing_it_does_not_need(yard: ScriptedYard, file: str) -> None:
+    ends(yard, "succeeded")
+    code = (
+        "import sys; from trainyard.cli import main; sys.argv = ['yard', 'run', sys.argv[1]]; main._run();"
+        "print([name for name in ('typer', 'rich', 'pydantic', 'ruamel.yaml', 'blake3', 'torch') if name in sys.modules])"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, file, stdout=asyncio.subprocess.PIPE)
+    out, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert out.decode().splitlines()[-1] == "[]"
+
+
+async def running(yard: ScriptedYard, file: str) -> tuple[asyncio.subprocess.Process, asyncio.Event]:
+    """A run whose job goes on until the event is set."""
+    end = asyncio.Event()
+    yard.job = job("running")
+    yard.events = [[event(1, "Running", "running"), end, event(2, "Cancelled", "cancelled")]]
+    yard.live = [[started(1), lines(line(0, "hello")), end]]
+    process = await start("run", file)
+    assert process.stdout is not None
+    while (await process.stdout.readline()) != b"hello\n":
+        pass
+    return process, end
+
+
+async def test_an_interrupt_detaches_and_says_how_to_come_back(yard: ScriptedYard, file: str) -> None:
+    process, end = await running(yard, file)
+    process.send_signal(signal.SIGINT)
+    ended = await finish(process)
+    end.set()
+    assert ended.code == 130
+    assert f"detached: digits ({SHORT}) goes on" in ended.out
+    assert f"yard logs -f {SHORT}" in ended.out
+    assert yard.asked("CancelJob") == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_an_end_from_outside_leaves_the_job_to_a_lasting_yard(
+    yard: ScriptedYard, file: str, number: signal.Signals
+) -> None:
+    process, end = await running(yard, file)
+    process.send_signal(number)
+    ended = await finish(process)
+    end.set()
+    assert ended.code == 130
+    assert yard.asked("CancelJob") == []
+
+
+async def test_an_end_from_outside_cancels_in_a_yard_that_was_started_for_the_job(
+    yard: ScriptedYard, file: str
+) -> None:
+    yard.publish(ephemeral=True)
+    process, end = await running(yard, file)
+    process.send_signal(signal.SIGTERM)
+    yard.job = job("cancelled")
+    end.set()
+    assert (await finish(process)).code == 7
+    assert len(yard.asked("CancelJob")) == 1
+
+
+async def test_a_run_holds_the_yard_that_was_started_for_it(yard: ScriptedYard, file: str) -> None:
+    yard.publish(ephemeral=True)
+    process, end = await running(yard, file)
+    process.send_signal(signal.SIGINT)
+    await finish(process)
+    end.set()
+    attached, holding, detached = yard.asked("hold")
+    keep, cancel = yard_pb2.AttachRequest.ON_LOSS_KEEP, yard_pb2.AttachRequest.ON_LOSS_CANCEL
+    assert (attached.job_id, attached.on_loss) == ("", keep)
+    assert (holding.job_id, holding.on_loss) == (JOB_ID, cancel)
+    assert (detached.job_id, detached.on_loss) == (JOB_ID, keep)
+
+
+async def test_a_killed_run_lets_go_of_the_yard(yard: ScriptedYard, file: str) -> None:
+    yard.publish(ephemeral=True)
+    process, end = await running(yard, file)
+    process.kill()
+    await process.wait()
+    end.set()
+    async with asyncio.timeout(30):
+        while not yard.asked("left"):
+            await asyncio.sleep(0)
+    assert yard.asked("hold")[-1].on_loss == yard_pb2.AttachRequest.ON_LOSS_CANCEL
