@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 from celery import Celery
+from kombu import Queue
 from prometheus_client import CollectorRegistry
 from servicekit.auth import AttemptTokens
 from trainyard_protos.v1 import common_pb2 as c
@@ -37,6 +38,16 @@ def exit_of(reason: str = "WorkerFailed", **fields: Any) -> c.Exit:
 COMPLETED = c.Exit(reason="Completed", exit_code=0, acknowledged=True)
 
 
+class Clock:
+    """Time that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_800_000_000_000_000_000
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
 @dataclass
 class Yard:
     """A scheduler's users and its launcher."""
@@ -51,6 +62,24 @@ class Yard:
     def __post_init__(self) -> None:
         self.users = scheduler_pb2_grpc.SchedulerServiceStub(self.channel)
         self.launchers = scheduler_pb2_grpc.AttemptServiceStub(self.channel)
+
+    def move(self, clock: Clock, seconds: float) -> None:
+        """Lets time pass."""
+        clock.now_ns += int(seconds * 1e9)
+        self.scheduler._index.timers.look()
+
+    async def message(self, queue: str, key: str, value: str) -> dict[str, Any]:
+        """Takes messages from a queue until one has this content; other tests' queues have the same names."""
+        return await asyncio.to_thread(self._take, queue, key, value)
+
+    def _take(self, queue: str, key: str, value: str) -> dict[str, Any]:
+        with self.celery.connection_for_read() as connection:
+            waiting = connection.SimpleQueue(Queue(queue, routing_key=queue), no_ack=True)
+            while True:
+                message = waiting.get(timeout=30)
+                content: dict[str, Any] = json.loads(message.body)[1]
+                if content[key] == value:
+                    return {"task": message.headers["task"], **content}
 
     async def register(self, cpu: float = 4, memory_gi: int = 8, gpu: int = 0, **fields: Any) -> None:
         machine = s.Machine(name="m0", total=c.Resources(cpu=cpu, memory_bytes=memory_gi << 30, gpu=gpu))

@@ -14,6 +14,7 @@ from sqlmodel import Session
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from trainyard_scheduler import views
+from trainyard_scheduler.combining import Combiner
 from trainyard_scheduler.domain.admission import Amount
 from trainyard_scheduler.domain.states import AttemptState
 from trainyard_scheduler.index import Index
@@ -36,6 +37,7 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
     def __init__(self, store: Store, ledger: Ledger, index: Index, settings: Settings) -> None:
         self._store = store
         self._ledger = ledger
+        self._combiner = Combiner(ledger)
         self._index = index
         self._settings = settings
 
@@ -70,10 +72,11 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
     ) -> scheduler_pb2.ClaimAttemptResponse:
         require_user()
         _require(request.launcher_id, "launcher_id")
-        claimed = await self._ledger.write(
+        claimed = await self._combiner.write(
+            request.attempt_id,
             functools.partial(
                 claim, attempt_id=request.attempt_id, fence=request.fence, launcher_id=request.launcher_id
-            )
+            ),
         )
         if claimed.job is None or claimed.attempt is None:
             return scheduler_pb2.ClaimAttemptResponse(stale=True, stale_reason=claimed.stale)
@@ -86,8 +89,9 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
     ) -> scheduler_pb2.ReportAttemptResponse:
         require_user()
         _require(request.launcher_id, "launcher_id")
-        answer = await self._ledger.write(
-            functools.partial(report, request=request, finalize_timeout_s=self._settings.finalize_timeout_s)
+        answer = await self._combiner.write(
+            request.attempt_id,
+            functools.partial(report, request=request, finalize_timeout_s=self._settings.finalize_timeout_s),
         )
         return scheduler_pb2.ReportAttemptResponse(stale=answer.stale, stop=answer.stop)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy
 from servicekit.outbox import Publisher
@@ -46,6 +46,8 @@ _INSERT_MESSAGE = sqlalchemy.insert(OUTBOX)
 _UPDATE_JOB = sqlalchemy.update(JOBS).where(JOBS.c.id == bindparam("key"))
 _UPDATE_ATTEMPT = sqlalchemy.update(ATTEMPTS).where(ATTEMPTS.c.id == bindparam("key"))
 _JOB_BY_ID = sqlalchemy.select(JOBS).where(JOBS.c.id == bindparam("key"))
+_JOBS_BY_ID = sqlalchemy.select(JOBS).where(JOBS.c.id.in_(bindparam("keys", expanding=True)))
+_ATTEMPTS_BY_ID = sqlalchemy.select(ATTEMPTS).where(ATTEMPTS.c.id.in_(bindparam("keys", expanding=True)))
 _ATTEMPT_BY_ID = sqlalchemy.select(ATTEMPTS).where(ATTEMPTS.c.id == bindparam("key"))
 
 
@@ -59,6 +61,8 @@ class Transaction:
         self.effects: list[Effect] = []
         self.events: list[Event] = []
         self.messages: list[dict[str, object]] = []
+        self._jobs: dict[str, Job] = {}
+        self._attempts: dict[str, Attempt] = {}
         self._new_jobs: list[Job] = []
         self._new_attempts: list[Attempt] = []
         self._changed_jobs: dict[str, Job] = {}
@@ -66,23 +70,45 @@ class Transaction:
 
     def job(self, job_id: str) -> Job | None:
         """The job, or None."""
-        row = self.connection.execute(_JOB_BY_ID, {"key": job_id}).first()
-        return Job.model_construct(**row._mapping) if row else None
+        if job_id not in self._jobs:
+            self._load_jobs([job_id])
+        return self._jobs.get(job_id)
 
     def jobs(self, job_ids: Sequence[str]) -> list[Job]:
-        """Those of the jobs that exist."""
-        rows = self.connection.execute(sqlalchemy.select(JOBS).where(JOBS.c.id.in_(job_ids)))
-        return [Job.model_construct(**row._mapping) for row in rows]
+        """Those of the jobs that exist, in this order."""
+        self._load_jobs([job_id for job_id in job_ids if job_id not in self._jobs])
+        return [self._jobs[job_id] for job_id in job_ids if job_id in self._jobs]
 
     def attempt(self, attempt_id: str) -> Attempt | None:
         """The attempt, or None."""
-        row = self.connection.execute(_ATTEMPT_BY_ID, {"key": attempt_id}).first()
-        return Attempt.model_construct(**row._mapping) if row else None
+        if attempt_id not in self._attempts:
+            self._load_attempts([attempt_id])
+        return self._attempts.get(attempt_id)
+
+    def load(self, attempt_ids: Sequence[str]) -> None:
+        """Reads attempts and their jobs at once, before they are asked for one by one."""
+        self._load_attempts(attempt_ids)
+        self._load_jobs([attempt.job_id for attempt in self._attempts.values()])
+
+    def _load_jobs(self, job_ids: Sequence[str]) -> None:
+        for row in self._rows(_JOB_BY_ID, _JOBS_BY_ID, job_ids):
+            self._jobs[row.id] = Job.model_construct(**row._mapping)
+
+    def _load_attempts(self, attempt_ids: Sequence[str]) -> None:
+        for row in self._rows(_ATTEMPT_BY_ID, _ATTEMPTS_BY_ID, attempt_ids):
+            self._attempts[row.id] = Attempt.model_construct(**row._mapping)
+
+    def _rows(self, one: sqlalchemy.Select[Any], many: sqlalchemy.Select[Any], keys: Sequence[str]) -> Iterable[Any]:
+        if len(keys) == 1:  # by far the most frequent, and cheaper than a list of one
+            return self.connection.execute(one, {"key": keys[0]})
+        return self.connection.execute(many, {"keys": list(keys)}) if keys else ()
 
     def add_job(self, job: Job) -> None:
+        self._jobs[job.id] = job
         self._new_jobs.append(job)
 
     def add_attempt(self, attempt: Attempt) -> None:
+        self._attempts[attempt.id] = attempt
         self._new_attempts.append(attempt)
 
     def changed(self, job: Job, attempt: Attempt | None = None) -> None:

@@ -75,6 +75,10 @@ class Timers:
                 due.setdefault(key[0], []).append(key[1])
         return due
 
+    def look(self) -> None:
+        """Looks at the clock at once: it was moved."""
+        self._earlier.set()
+
     def start(self, handlers: dict[TimerKind, Handler]) -> None:
         """Begins to fire."""
         self._task = asyncio.create_task(self._run(handlers), name="timers")

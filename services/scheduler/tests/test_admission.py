@@ -1,0 +1,120 @@
+"""Who starts, who waits, and what each is told."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from trainyard_protos.v1 import scheduler_pb2 as s
+from trainyard_scheduler.domain.admission import NOTHING, Amount, Demand, place
+
+from services.scheduler.tests.yard import COMPLETED, Yard, document
+
+GI = 1 << 30
+
+amounts = st.builds(Amount, st.integers(0, 8000), st.integers(0, 8 * GI), st.integers(0, 8))
+
+
+@given(nodes=st.integers(1, 6), node=amounts, machines=st.lists(amounts, min_size=1, max_size=4))
+def test_a_placement_never_takes_more_than_a_machine_has(nodes: int, node: Amount, machines: list[Amount]) -> None:
+    free = {f"m{i}": size for i, size in enumerate(machines)}
+    chosen = place(Demand(nodes, node), free)
+    if chosen is not None:
+        assert len(chosen) == nodes
+        for name, size in free.items():
+            assert node.times(chosen.count(name)).fits_in(size)
+
+
+@given(nodes=st.integers(1, 6), node=amounts, machines=st.lists(amounts, min_size=1, max_size=4))
+def test_a_gang_that_is_refused_would_not_fit_any_way(nodes: int, node: Amount, machines: list[Amount]) -> None:
+    def room_for(size: Amount) -> int:
+        taken = NOTHING
+        for count in range(nodes):
+            taken = taken.plus(node)
+            if not taken.fits_in(size):
+                return count
+        return nodes
+
+    fits = sum(room_for(size) for size in machines) >= nodes
+    assert (place(Demand(nodes, node), {f"m{i}": m for i, m in enumerate(machines)}) is not None) == fits
+
+
+async def pending_of(yard: Yard, job: s.Job) -> s.Pending:
+    return (await yard.job(job.id)).pending
+
+
+async def test_without_machines_a_job_is_told_that_there_are_none(yard: Yard) -> None:
+    job = await yard.submit()
+    assert job.pending.reason == "NoPool"
+    assert "yard up" in job.pending.message
+
+
+async def test_a_job_that_can_never_fit_is_told_so_with_numbers(yard: Yard) -> None:
+    await yard.register(cpu=4)
+    job = await yard.submit(document(resources={"cpu": 16, "memory": "1Gi"}))
+    assert (job.pending.reason, job.pending.never_fits) == ("NeverFits", True)
+    assert "16 cpu" in job.pending.message
+    assert "4 cpu" in job.pending.message
+    assert "spec.resources" in job.pending.message
+
+
+async def test_a_job_that_can_never_fit_blocks_nobody(yard: Yard) -> None:
+    await yard.register(cpu=4)
+    await yard.submit(document(priority=100, resources={"cpu": 16, "memory": "1Gi"}))
+    small = await yard.submit()
+    assert (await yard.started(small.id)).state == s.JOB_STATE_RUNNING
+
+
+async def test_a_job_waits_for_room_and_starts_when_it_is_given_back(yard: Yard) -> None:
+    await yard.register(cpu=4)
+    first = await yard.started((await yard.submit(document(resources={"cpu": 3, "memory": "1Gi"}))).id)
+    second = await yard.submit(document(resources={"cpu": 2, "memory": "1Gi"}))
+    assert (await pending_of(yard, second)).reason == "WaitingForCapacity"
+    await yard.report(first, s.ATTEMPT_PHASE_ENDED, COMPLETED)
+    assert (await yard.admitted(second.id)).state == s.JOB_STATE_STARTING
+
+
+async def test_nobody_overtakes_the_head_of_the_queue(yard: Yard) -> None:
+    await yard.register(cpu=4)
+    await yard.started((await yard.submit(document(resources={"cpu": 3, "memory": "1Gi"}))).id)
+    big = await yard.submit(document(resources={"cpu": 4, "memory": "1Gi"}))
+    small = await yard.submit(document(resources={"cpu": 1, "memory": "1Gi"}))
+    behind = await pending_of(yard, small)
+    assert behind.reason == "BehindOthers"
+    explanation = await yard.users.ExplainJob(s.ExplainJobRequest(id=small.id))
+    assert (explanation.position, list(explanation.ahead)) == (2, [big.id])
+    assert explanation.free.cpu == 1
+
+
+async def test_higher_priority_goes_first(yard: Yard) -> None:
+    low = await yard.submit(document(priority=1, resources={"cpu": 4, "memory": "1Gi"}))
+    high = await yard.submit(document(priority=99, resources={"cpu": 4, "memory": "1Gi"}))
+    await yard.register(cpu=4)
+    await yard.admitted(high.id)
+    assert (await yard.job(low.id)).state == s.JOB_STATE_QUEUED
+
+
+async def test_a_gang_starts_whole_or_not_at_all(yard: Yard) -> None:
+    await yard.register(cpu=4)
+    await yard.started((await yard.submit()).id)
+    gang = await yard.submit(document(nodes=2, workersPerNode=2))
+    assert (await pending_of(yard, gang)).reason == "WaitingForCapacity"
+    assert (await yard.job(gang.id)).attempt == 0
+
+
+async def test_a_job_that_could_never_fit_starts_when_a_larger_machine_comes(yard: Yard) -> None:
+    await yard.register(cpu=4)
+    job = await yard.submit(document(resources={"cpu": 16, "memory": "1Gi"}))
+    await yard.register(cpu=32)
+    assert (await yard.admitted(job.id)).state == s.JOB_STATE_STARTING
+
+
+@pytest.mark.parametrize(("cpu", "reason", "position"), [(1, "", 1), (64, "NeverFits", 0)])
+async def test_a_plan_says_what_submit_would_do_and_does_nothing(
+    yard: Yard, cpu: int, reason: str, position: int
+) -> None:
+    await yard.register(cpu=4)
+    text = document(resources={"cpu": cpu, "memory": "1Gi"}, code={"path": "."})
+    plan = await yard.users.Plan(s.PlanRequest(document=s.Document(text=text)))
+    assert (plan.pending.reason, plan.position) == (reason, position)
+    assert [p.machine for p in plan.placements] == (["m0"] if position else [])
+    assert "gracePeriod: 30s" in plan.resolved
+    assert not (await yard.users.ListJobs(s.ListJobsRequest())).jobs

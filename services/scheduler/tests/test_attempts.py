@@ -1,0 +1,198 @@
+"""Claims, fences, stops, and everything a launcher may say late or twice."""
+
+import asyncio
+
+import grpc
+import pytest
+from servicekit.channel import connect
+from servicekit.errors import reason_of
+from trainyard_protos.v1 import scheduler_pb2 as s
+from trainyard_protos.v1 import scheduler_pb2_grpc
+
+from services.scheduler.tests.yard import COMPLETED, LAUNCHER, Yard, document, exit_of
+
+RETRY_ONCE = {"limit": 1, "backoff": "0s"}
+
+
+async def test_a_second_claim_by_the_same_launcher_gets_the_same_assignment(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.admitted((await yard.submit()).id)
+    first, second = await yard.claim(job), await yard.claim(job)
+    assert first == second
+    assert not first.stale
+    assert [event.type for event in await yard.events(job.id)].count("Claimed") == 1
+
+
+async def test_another_launcher_gets_nothing_of_a_claimed_attempt(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.admitted((await yard.submit()).id)
+    await yard.claim(job)
+    stale = await yard.claim(job, launcher="launcher-2")
+    assert stale.stale
+    assert LAUNCHER in stale.stale_reason
+    assert (await yard.report(job, s.ATTEMPT_PHASE_ENDED, COMPLETED, launcher="launcher-2")).stale
+
+
+async def test_of_many_claims_at_once_one_launcher_wins(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.admitted((await yard.submit()).id)
+    answers = await asyncio.gather(*(yard.claim(job, launcher=f"launcher-{i}") for i in range(20)))
+    assert sum(not answer.stale for answer in answers) == 1
+
+
+async def test_an_attempt_that_ended_or_never_was_cannot_be_claimed(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.ended((await yard.submit()).id, COMPLETED)
+    assert (await yard.claim(job)).stale
+    assert (await yard.claim(s.Job(attempt_id="nobody", attempt=1))).stale
+
+
+async def test_reports_of_an_old_fence_change_nothing(yard: Yard) -> None:
+    await yard.register()
+    old = await yard.ended((await yard.submit(document(retries=RETRY_ONCE))).id, exit_of())
+    first_attempt = s.Job(attempt_id=old.attempts[0].id, attempt=1)
+    new = await yard.started(old.id)
+    assert new.attempt == 2
+    assert (await yard.report(first_attempt, s.ATTEMPT_PHASE_ENDED, COMPLETED)).stale
+    assert (await yard.report(s.Job(attempt_id=new.attempt_id, attempt=1), s.ATTEMPT_PHASE_ENDED, COMPLETED)).stale
+    assert (await yard.job(old.id)).state == s.JOB_STATE_RUNNING
+
+
+async def test_a_report_without_a_claim_is_stale(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.admitted((await yard.submit()).id)
+    assert (await yard.report(job, s.ATTEMPT_PHASE_STARTED)).stale
+
+
+async def test_late_and_doubled_phases_do_not_go_backwards(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.started((await yard.submit()).id)
+    await yard.report(job, s.ATTEMPT_PHASE_FINISHING, COMPLETED)
+    for phase in (s.ATTEMPT_PHASE_STARTED, s.ATTEMPT_PHASE_FINISHING):
+        assert not (await yard.report(job, phase, COMPLETED)).stale
+    assert (await yard.job(job.id)).state == s.JOB_STATE_FINALIZING
+    assert [event.type for event in await yard.events(job.id)].count("Finalizing") == 1
+
+
+async def test_a_failure_within_the_budget_gets_a_new_attempt_with_a_higher_fence(yard: Yard) -> None:
+    await yard.register()
+    failed = await yard.ended((await yard.submit(document(retries=RETRY_ONCE))).id, exit_of(exit_code=1))
+    again = await yard.admitted(failed.id)
+    assert (again.attempt, again.retries_used) == (2, 1)
+    last = await yard.ended(failed.id, exit_of(exit_code=1, message="no luck"))
+    assert (last.state, last.reason) == (s.JOB_STATE_FAILED, "RetryLimit")
+    assert "no luck" in last.message
+    assert [attempt.number for attempt in last.attempts] == [1, 2]
+
+
+async def test_a_checkpoint_that_led_nowhere_is_not_resumed_from_again(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.submit(document(retries={"limit": 3, "backoff": "0s"}))
+    await yard.ended(job.id, exit_of(resumed_from="version-7"))
+    again = await yard.admitted(job.id)
+    assert list((await yard.claim(again)).assignment.rejected_checkpoints) == ["version-7"]
+    await yard.report(again, s.ATTEMPT_PHASE_ENDED, exit_of(resumed_from="version-6", progressed=True))
+    third = await yard.admitted(job.id)
+    assert list((await yard.claim(third)).assignment.rejected_checkpoints) == ["version-7"]
+
+
+async def test_cancel_ends_a_queued_job_at_once(yard: Yard) -> None:
+    job = await yard.submit()
+    cancelled = await yard.users.CancelJob(s.CancelJobRequest(id=job.id, message="typo"))
+    assert (cancelled.state, cancelled.message) == (s.JOB_STATE_CANCELLED, "typo")
+    assert (await yard.users.CancelJob(s.CancelJobRequest(id=job.id))).state == s.JOB_STATE_CANCELLED
+
+
+async def test_cancel_of_an_unclaimed_attempt_makes_its_late_claim_stale_and_frees_the_room(yard: Yard) -> None:
+    await yard.register(cpu=1)
+    job = await yard.admitted((await yard.submit()).id)
+    assert (await yard.users.CancelJob(s.CancelJobRequest(id=job.id))).state == s.JOB_STATE_CANCELLED
+    assert (await yard.claim(job)).stale
+    assert (await yard.admitted((await yard.submit()).id)).state == s.JOB_STATE_STARTING
+
+
+@pytest.mark.parametrize("phase", [None, s.ATTEMPT_PHASE_STARTED, s.ATTEMPT_PHASE_FINISHING])
+async def test_cancel_of_a_claimed_attempt_stops_it_and_the_job_is_cancelled_whatever_its_exit(
+    yard: Yard, phase: "s.AttemptPhase | None"
+) -> None:
+    await yard.register()
+    job = await yard.admitted((await yard.submit()).id)
+    await yard.claim(job)
+    if phase is not None:
+        await yard.report(job, phase, COMPLETED)
+    stopping = await yard.users.CancelJob(s.CancelJobRequest(id=job.id))
+    assert stopping.state == s.JOB_STATE_STOPPING
+    assert (await yard.claim(job)).assignment.stopping
+    assert (await yard.report(job, s.ATTEMPT_PHASE_STARTED)).stop
+    assigned = await yard.launchers.ListAssigned(s.ListAssignedRequest(pool="local", launcher_id=LAUNCHER))
+    assert [(a.attempt_id, a.stopping) for a in assigned.attempts] == [(job.attempt_id, True)]
+    await yard.report(job, s.ATTEMPT_PHASE_ENDED, COMPLETED)
+    assert (await yard.job(job.id)).state == s.JOB_STATE_CANCELLED
+
+
+async def test_a_stop_goes_to_the_queue_of_stops(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.started((await yard.submit()).id)
+    await yard.users.CancelJob(s.CancelJobRequest(id=job.id))
+    stop = {"task": "trainyard.stop", "attempt_id": job.attempt_id, "fence": 1}
+    assert await yard.message("pool.local.stop", "attempt_id", job.attempt_id) == stop
+    launch = {**stop, "task": "trainyard.launch"}
+    assert await yard.message("pool.local.start", "attempt_id", job.attempt_id) == launch
+
+
+async def test_what_has_ended_cannot_be_cancelled(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.ended((await yard.submit()).id, COMPLETED)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await yard.users.CancelJob(s.CancelJobRequest(id=job.id))
+    assert (refused.value.code(), reason_of(refused.value)) == (grpc.StatusCode.FAILED_PRECONDITION, "AlreadyEnded")
+
+
+async def test_a_user_can_retry_a_failed_job_with_a_fresh_budget(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.submit(document(retries=RETRY_ONCE))
+    await yard.ended(job.id, exit_of())
+    await yard.ended(job.id, exit_of())
+    again = await yard.users.RetryJob(s.RetryJobRequest(id=job.id))
+    assert (again.state, again.retries_used, again.ended_ns) == (s.JOB_STATE_QUEUED, 0, 0)
+    done = await yard.ended(job.id, COMPLETED)
+    assert (done.state, done.attempt) == (s.JOB_STATE_SUCCEEDED, 3)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await yard.users.RetryJob(s.RetryJobRequest(id=job.id))
+    assert reason_of(refused.value) == "AlreadySucceeded"
+
+
+async def test_a_note_becomes_an_event(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.started((await yard.submit()).id)
+    await yard.report(job, s.ATTEMPT_PHASE_UNSPECIFIED, note="rank 1 is silent", note_reason="Hung")
+    last = (await yard.events(job.id))[-1]
+    assert (last.type, last.reason, last.message, last.actor) == (
+        "Note",
+        "Hung",
+        "rank 1 is silent",
+        f"launcher/{LAUNCHER}",
+    )
+
+
+async def test_an_attempts_token_opens_neither_service(yard: Yard) -> None:
+    token, _ = yard.tokens.mint("default", "job", "attempt", 1, 60)
+    async with connect(f"127.0.0.1:{yard.port}", token) as channel:
+        users = scheduler_pb2_grpc.SchedulerServiceStub(channel)
+        launchers = scheduler_pb2_grpc.AttemptServiceStub(channel)
+        for call in (
+            users.ListJobs(s.ListJobsRequest()),
+            users.SubmitBatch(s.SubmitBatchRequest()),
+            launchers.ClaimAttempt(s.ClaimAttemptRequest(attempt_id="a", launcher_id="l")),
+            launchers.ListAssigned(s.ListAssignedRequest()),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call
+            assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_a_pool_belongs_to_one_living_launcher(yard: Yard) -> None:
+    await yard.register()
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await yard.register(launcher_id="launcher-2")
+    assert reason_of(refused.value) == "PoolTaken"

@@ -1,0 +1,137 @@
+"""What happens because time passes. The clock stands still until a test moves it."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from servicekit.errors import reason_of
+from trainyard_protos.v1 import scheduler_pb2 as s
+
+from services.scheduler.tests.conftest import OpenYard
+from services.scheduler.tests.yard import COMPLETED, Clock, Yard, document, exit_of
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def yard(tmp_path: Path, open_scheduler: OpenYard, clock: Clock) -> AsyncIterator[Yard]:
+    async with open_scheduler(tmp_path, clock=clock, finalize_timeout_s=60, reclaim_after_s=10) as opened:
+        await opened.register(lease_s=3600)
+        yield opened
+
+
+async def test_a_retry_waits_for_its_backoff(yard: Yard, clock: Clock) -> None:
+    job = await yard.ended((await yard.submit(document(retries={"limit": 2, "backoff": "20s"}))).id, exit_of())
+    assert (job.state, job.pending.reason) == (s.JOB_STATE_QUEUED, "Backoff")
+    assert job.pending.not_before_ns == clock.now_ns + 20_000_000_000
+    other = await yard.admitted((await yard.submit()).id)
+    assert other.state == s.JOB_STATE_STARTING  # who backs off blocks nobody
+    yard.move(clock, 20)
+    assert (await yard.admitted(job.id)).attempt == 2
+
+
+async def test_a_running_job_is_stopped_at_its_deadline_and_fails(yard: Yard, clock: Clock) -> None:
+    job = await yard.started((await yard.submit(document(deadline="1h", retries={"limit": 3}))).id)
+    yard.move(clock, 3600)
+    assert (await yard.until(job.id, "Stopping")).reason == "DeadlineExceeded"
+    await yard.report(job, s.ATTEMPT_PHASE_ENDED, exit_of("Stopped", signal="SIGTERM"))
+    failed = await yard.job(job.id)
+    assert (failed.state, failed.reason) == (s.JOB_STATE_FAILED, "DeadlineExceeded")
+
+
+async def test_the_deadline_counts_all_attempts_and_ends_a_job_that_backs_off(yard: Yard, clock: Clock) -> None:
+    text = document(deadline="1m", retries={"limit": 3, "backoff": "5m"})
+    job = await yard.ended((await yard.submit(text)).id, exit_of())
+    yard.move(clock, 60)
+    assert (await yard.until(job.id, "Failed")).reason == "DeadlineExceeded"
+
+
+async def test_the_deadline_ends_an_attempt_nobody_claimed_and_frees_its_room(yard: Yard, clock: Clock) -> None:
+    whole = {"cpu": 4, "memory": "1Gi"}
+    job = await yard.admitted((await yard.submit(document(deadline="1m", resources=whole))).id)
+    yard.move(clock, 60)
+    await yard.until(job.id, "Failed")
+    assert (await yard.claim(job)).stale
+    assert (await yard.admitted((await yard.submit(document(resources=whole))).id)).state == s.JOB_STATE_STARTING
+
+
+async def test_a_job_whose_workers_ended_in_time_may_store_what_they_made(yard: Yard, clock: Clock) -> None:
+    job = await yard.started((await yard.submit(document(deadline="1m"))).id)
+    yard.move(clock, 59)
+    await yard.report(job, s.ATTEMPT_PHASE_FINISHING, COMPLETED)
+    yard.move(clock, 5)
+    await yard.report(job, s.ATTEMPT_PHASE_ENDED, COMPLETED)
+    assert (await yard.job(job.id)).state == s.JOB_STATE_SUCCEEDED
+
+
+async def test_outputs_that_are_not_stored_in_time_fail_the_attempt(yard: Yard, clock: Clock) -> None:
+    job = await yard.started((await yard.submit(document(gracePeriod="30s"))).id)
+    await yard.report(job, s.ATTEMPT_PHASE_FINISHING, COMPLETED)
+    yard.move(clock, 90)
+    assert (await yard.until(job.id, "Failed")).reason == "OutputsNotStored"
+    assert (await yard.report(job, s.ATTEMPT_PHASE_ENDED, COMPLETED)).stale
+    stop = await yard.message("pool.local.stop", "attempt_id", job.attempt_id)
+    assert (stop["task"], stop["fence"]) == ("trainyard.stop", 1)
+
+
+async def test_an_attempt_nobody_claims_is_announced_again(yard: Yard, clock: Clock) -> None:
+    job = await yard.admitted((await yard.submit()).id)
+    first = await yard.message("pool.local.start", "attempt_id", job.attempt_id)
+    yard.move(clock, 10)
+    assert await yard.message("pool.local.start", "attempt_id", job.attempt_id) == first
+
+
+async def test_a_pool_that_falls_silent_takes_no_new_work_and_keeps_what_runs(yard: Yard, clock: Clock) -> None:
+    running = await yard.started((await yard.submit()).id)
+    yard.move(clock, 3600)
+    await yard.until("", "PoolLost")
+    waiting = await yard.submit()
+    assert waiting.pending.reason == "NoPool"
+    assert "'local'" in waiting.pending.message
+    assert (await yard.job(running.id)).state == s.JOB_STATE_RUNNING
+    await yard.register(lease_s=3600)
+    assert (await yard.admitted(waiting.id)).state == s.JOB_STATE_STARTING
+    pool = (await yard.users.ListPools(s.ListPoolsRequest())).pools[0]
+    assert (pool.alive, pool.machines[0].free.cpu) == (True, 2)
+
+
+async def test_a_lease_is_renewed_without_a_word(yard: Yard, clock: Clock) -> None:
+    for _ in range(3):
+        yard.move(clock, 3000)
+        await yard.register(lease_s=3600)
+    assert [event.type for event in await yard.events()] == ["PoolRegistered"]
+
+
+async def test_a_job_is_forgotten_after_its_ttl_and_its_launcher_is_told(yard: Yard, clock: Clock) -> None:
+    job = await yard.ended((await yard.submit(document(ttl="1h"))).id, COMPLETED)
+    kept = await yard.ended((await yard.submit()).id, COMPLETED)
+    yard.move(clock, 3600)
+    message = await yard.message("pool.local.stop", "job_id", job.id)
+    assert message == {"task": "trainyard.forget", "job_id": job.id, "attempt_ids": [job.attempt_id]}
+    with pytest.raises(grpc.aio.AioRpcError) as gone:
+        await yard.job(job.id)
+    assert reason_of(gone.value) == "JobNotFound"
+    assert (await yard.job(kept.id)).state == s.JOB_STATE_SUCCEEDED
+
+
+async def test_the_ttl_of_a_job_retried_by_a_user_starts_anew(yard: Yard, clock: Clock) -> None:
+    job = await yard.ended((await yard.submit(document(ttl="1h"))).id, exit_of())
+    await yard.users.RetryJob(s.RetryJobRequest(id=job.id))
+    yard.move(clock, 3600)
+    assert (await yard.ended(job.id, COMPLETED)).state == s.JOB_STATE_SUCCEEDED
+
+
+async def test_event_numbers_go_on_after_everything_was_forgotten(
+    tmp_path: Path, open_scheduler: OpenYard, clock: Clock
+) -> None:
+    async with open_scheduler(tmp_path / "own", clock=clock) as first:
+        job = await first.submit(document(ttl="1h"))
+        newest = (await first.users.CancelJob(s.CancelJobRequest(id=job.id))).event_seq
+        first.move(clock, 3600)
+        await first.scheduler._duties._expiry([])
+    async with open_scheduler(tmp_path / "own", clock=clock) as second:
+        assert (await second.submit()).event_seq > newest
