@@ -4,8 +4,9 @@
     frame  := length:u32 crc(payload):u32 crc(length, crc):u32 payload      (little endian, CRC-32 as in zlib)
     payload:= (length:u32 AppendRequest)*
 
-A frame is what was written with one fsync. A crash can tear the last frame alone, because the next is written only after
-the fsync; so a bad frame at the end of the file was never acknowledged, and a bad one before other bytes is damage.
+A frame is what was written with one fsync. A crash can tear the last frame alone, because the next is written only
+after the fsync; so a bad frame at the end of the file was never acknowledged, and a bad one before other bytes is
+damage.
 """
 
 from __future__ import annotations

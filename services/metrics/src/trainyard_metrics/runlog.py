@@ -1,8 +1,8 @@
 """The records of one run: numbered per writer, each stored once, acknowledged after the disk has them.
 
-`stage` decides at once (skip, refuse, or take) and returns a future; a flusher writes everything that was staged meanwhile
-as one frame with one fsync, and resolves the futures. So one fsync serves all batches that came while the last one ran,
-and batches of a writer can follow each other without waiting.
+`stage` decides at once (skip, refuse, or take) and returns a future; a flusher writes everything that was staged
+meanwhile as one frame with one fsync, and resolves the futures. So one fsync serves all batches that came while the
+last one ran, and batches of a writer can follow each other without waiting.
 """
 
 from __future__ import annotations

@@ -72,15 +72,15 @@ class MetricsServicer(MetricsServiceServicer):
     async def WatchSeries(
         self, request: pb.WatchSeriesRequest, context: Context
     ) -> AsyncIterator[pb.WatchSeriesResponse]:
-        sent: dict[tuple[str, int], pb.SeriesInfo] = {}
+        sent: dict[tuple[str, int], bytes] = {}  # encoded, because a NaN does not equal itself
         with self._bells.listen() as listener:
             listener.add([request.selector.job_id or request.selector.run_id])
             while True:
                 attempts = await self._select(request.selector)
                 listener.add(attempt.run_id for attempt in attempts)
                 infos = await self._series.infos(attempts, request.selector)
-                fresh = [info for info in infos if sent.get((info.name, info.rank)) != info]
-                sent.update({(info.name, info.rank): info for info in fresh})
+                fresh = [info for info in infos if sent.get((info.name, info.rank)) != info.SerializeToString()]
+                sent.update({(info.name, info.rank): info.SerializeToString() for info in fresh})
                 if fresh:
                     yield pb.WatchSeriesResponse(series=fresh)
                 await listener.wait()

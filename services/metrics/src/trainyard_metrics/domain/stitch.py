@@ -1,8 +1,8 @@
 """Which records of a job's attempts make its series.
 
 The newest attempt counts whole. When it resumed from a checkpoint, the attempt that made the checkpoint counts up to
-the checkpoint's cut; when that one had itself resumed, the attempt before counts up to its cut; and so on. What is not on
-this line is hidden.
+the checkpoint's cut; when that one had itself resumed, the attempt before counts up to its cut; and so on. What is not
+on this line is hidden.
 """
 
 from __future__ import annotations

@@ -1,0 +1,136 @@
+"""A real metrics ingestor behind a real server, and what tests send to it."""
+
+from __future__ import annotations
+
+import uuid
+
+import grpc
+import pytest
+from prometheus_client import CollectorRegistry
+from servicekit import server as servers
+from servicekit.auth import AttemptTokens, Authenticator, bearer_token
+from trainyard.channel import connect
+from trainyard_metrics.app import Metrics
+from trainyard_metrics.settings import Settings
+from trainyard_protos.v1 import metrics_pb2 as pb
+from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceStub
+
+
+def run_id(number: int) -> str:
+    """A fixed run id for each number."""
+    return str(uuid.UUID(int=(7 << 76) | (2 << 62) | number))
+
+
+class Ingestor:
+    """The ingestor of one home, which can be stopped and started again, and its callers."""
+
+    def __init__(self, home):
+        self.home = home
+        self.tokens = AttemptTokens.load_or_create(home)
+        self._channels = []
+
+    async def start(self, settings=None):
+        self.app = Metrics(home=self.home, database_url=f"sqlite:///{self.home}/metrics.db", settings=settings)
+        self._server = servers.build(Authenticator(bearer_token(self.home), self.tokens), CollectorRegistry())
+        self.app.register(self._server)
+        self._port = servers.listen(self._server, "127.0.0.1", 0)
+        await self.app.start()
+        await self._server.start()
+
+    async def stop(self):
+        for channel in self._channels:
+            await channel.close()
+        self._channels.clear()
+        await self._server.stop(None)
+        await self.app.stop()
+
+    async def restart(self, **limits):
+        await self.stop()
+        await self.start(Settings(**limits))
+
+    def user(self):
+        return self._stub(bearer_token(self.home))
+
+    def attempt(self, number, *, job="job", fence=1):
+        token, _ = self.tokens.mint("default", job, run_id(number), fence, 60)
+        return self._stub(token)
+
+    def _stub(self, token):
+        channel = connect(f"127.0.0.1:{self._port}", token)
+        self._channels.append(channel)
+        return MetricsServiceStub(channel)
+
+    def records(self, number):
+        return self.home / "runs" / run_id(number) / "records.log"
+
+    def counted(self, name, **labels):
+        return self.app.registry.get_sample_value(name, labels)
+
+
+async def open_run(stub, number=1, *, job="job", fence=1, **fields):
+    run = pb.Run(id=run_id(number), job_id=job, fence=fence, **fields)
+    return await stub.OpenRun(pb.OpenRunRequest(run=run))
+
+
+def points(values, *, first=0, run=1, writer="w", name="loss", rank=0, first_step=None):
+    """A batch of one series, whose steps are its record numbers."""
+    size = len(values)
+    start = first if first_step is None else first_step
+    return pb.AppendRequest(
+        run_id=run_id(run),
+        writer_id=writer,
+        first_seq=first,
+        points=pb.Points(
+            names=[name],
+            name=[0] * size,
+            step=range(start, start + size),
+            time_ns=range(1000 + start, 1000 + start + size),
+            value=values,
+            rank=rank,
+        ),
+    )
+
+
+def lines(texts, *, first=0, run=1, writer="node-0", rank=0, first_time=None):
+    """A batch of lines, one nanosecond apart."""
+    start = first if first_time is None else first_time
+    batch = pb.AppendRequest(run_id=run_id(run), writer_id=writer, first_seq=first)
+    for index, text in enumerate(texts):
+        batch.lines.lines.add(seq=first + index, time_ns=start + index, rank=rank, stream="output", text=text)
+    return batch
+
+
+async def append(stub, *batches):
+    """The last acknowledged position of each writer, of batches sent on one stream."""
+
+    async def requests():
+        for batch in batches:
+            yield batch
+
+    positions = {}
+    async for response in stub.Append(requests()):
+        assert response.next_seq >= positions.get(response.writer_id, 0)
+        positions[response.writer_id] = response.next_seq
+    return positions
+
+
+async def series(stub, job="job", **query):
+    """Values by (name, rank) of a job."""
+    selector = pb.SeriesSelector(
+        job_id=job, names=query.pop("names", []), include_hidden=query.pop("include_hidden", False)
+    )
+    answer = await stub.QuerySeries(pb.QuerySeriesRequest(selector=selector, **query))
+    return {(found.name, found.rank): found for found in answer.series}
+
+
+async def texts(stub, job="job", **query):
+    """Stored lines of a job."""
+    request = pb.ReadLogsRequest(job_id=job, **query)
+    return [stored.line.text async for page in stub.ReadLogs(request) for stored in page.lines]
+
+
+async def refused(call):
+    """The error of a call that has to fail."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value

@@ -1,0 +1,25 @@
+"""A metrics ingestor in a process of its own, for tests that kill it: `serve_metrics.py HOME`. Prints its port."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from servicekit import server as servers
+from servicekit.auth import AttemptTokens, Authenticator, bearer_token
+from trainyard_metrics.app import Metrics
+
+
+async def main(home: Path) -> None:
+    app = Metrics(home=home, database_url=f"sqlite:///{home}/metrics.db")
+    authenticator = Authenticator(bearer_token(home), AttemptTokens.load_or_create(home))
+    server = servers.build(authenticator, CollectorRegistry())
+    app.register(server)
+    port = servers.listen(server, "127.0.0.1", 0)
+    await app.start()
+    await server.start()
+    print(port, flush=True)
+    await server.wait_for_termination()
+
+
+asyncio.run(main(Path(sys.argv[1])))
