@@ -405,7 +405,7 @@ class Job(_message.Message):
     """typed reason of the last state change, for instance "Completed", "RetryLimit" """
     message: _builtins.str
     resolved: _builtins.str
-    """the full spec, as JSON"""
+    """the full spec, as JSON; GetJob and Submit only"""
     attempt: _builtins.int
     """number of the newest attempt, also its fence; 0 before the first"""
     attempt_id: _builtins.str
