@@ -1,11 +1,13 @@
 """An agent reduced to its contract with the launcher; a test can ask it to misbehave (`AGENT_MODE` in the job's env).
 
-Modes: `silent` says nothing after hello; `mute` never connects; `record-less` leaves no exit record.
+Modes: `silent` says nothing after hello; `mute` never connects; `deaf` does not stop; `chatty` says often that it is
+well; `stackless` takes no stacks.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -58,13 +60,11 @@ class Agent:
         talk = asyncio.create_task(self.talk())
         codes = [await worker.wait() for worker in self.workers]
         exit = self.exit_of(codes)
-        if self.mode == "record-less":
-            os.kill(os.getpid(), signal.SIGKILL)
         self.say_phase("finishing", exit)
         (self.folder / "exit.bin").write_bytes(exit.SerializeToString())
         self.say_phase("ended", exit)
         self.said.put_nowait(None)
-        await asyncio.wait({talk}, timeout=10)
+        await asyncio.wait({talk}, timeout=1)
 
     def exit_of(self, codes: list[int]) -> common_pb2.Exit:
         failed = next((rank for rank, code in enumerate(codes) if code), None)
@@ -85,6 +85,8 @@ class Agent:
         self.said.put_nowait(Message(phase=self.phase))
 
     def stop(self, reason: str, grace_s: float) -> None:
+        if self.mode == "deaf":
+            return
         self.stopped = self.stopped or reason
         for worker in self.workers:
             if worker.returncode is None:
@@ -109,6 +111,8 @@ class Agent:
 
     async def converse(self) -> None:
         endpoint = self.plan.endpoint
+        with contextlib.suppress(FileNotFoundError):
+            endpoint = json.loads(Path(self.plan.endpoint_file).read_text())["endpoint"]
         async with grpc.aio.insecure_channel(endpoint) as channel:
             stub = launcher_pb2_grpc.AgentServiceStub(channel)
             call = stub.Session(metadata=(("authorization", f"Bearer {self.token}"),))
@@ -126,6 +130,10 @@ class Agent:
         return Message.Hello(attempt_id=plan.attempt_id, fence=plan.fence, node=plan.node, phase=self.phase.phase)
 
     async def speak(self, call: grpc.aio.StreamStreamCall, listening: asyncio.Task[None]) -> None:
+        await call.write(self.heartbeat())
+        if lines := self.plan.env.get("AGENT_LINES"):
+            texts = [common_pb2.LogLine(seq=i, node=self.plan.node, text=f"line {i}") for i in range(int(lines))]
+            await call.write(Message(lines=Message.Lines(lines=texts)))
         await call.write(Message(phase=self.phase))
         while True:
             saying = asyncio.ensure_future(self.said.get())
@@ -144,20 +152,28 @@ class Agent:
         async for command in call:
             kind = command.WhichOneof("command")
             if kind == "welcome":
-                workers = [
-                    launcher_pb2.WorkerStatus(rank=int(self.rank(i)), pid=worker.pid, state="running")
-                    for i, worker in enumerate(self.workers)
-                ]
-                self.said.put_nowait(Message(heartbeat=Message.Heartbeat(workers=workers)))
+                if self.mode == "chatty":
+                    self.chat()
             elif kind == "stop":
                 self.stop(command.stop.reason, command.stop.grace_s)
             elif kind == "token":
                 self.token = command.token.token
                 self.said.put_nowait(Message(note=Message.Note(reason="TokenRenewed", text="got it")))
-            elif kind == "stacks":
+            elif kind == "stacks" and self.mode != "stackless":
                 ranks = [launcher_pb2.RankStacks(rank=self.rank(i), text="main") for i in range(len(self.workers))]
                 reply = Message.StacksReply(request_id=command.stacks.request_id, ranks=ranks)
                 self.said.put_nowait(Message(stacks=reply))
+
+    def chat(self) -> None:
+        self.said.put_nowait(self.heartbeat())
+        asyncio.get_running_loop().call_later(0.2, self.chat)
+
+    def heartbeat(self) -> Message:
+        workers = [
+            launcher_pb2.WorkerStatus(rank=self.rank(i), pid=worker.pid, state="running")
+            for i, worker in enumerate(self.workers)
+        ]
+        return Message(heartbeat=Message.Heartbeat(workers=workers))
 
     def rank(self, local: int) -> int:
         return self.plan.node * self.plan.workers_per_node + local

@@ -46,12 +46,9 @@ async def test_the_pool_is_registered_with_what_the_machine_has(yard: Yard) -> N
 
 async def test_a_start_delivered_twice_starts_once(yard: Yard, tmp_path: Path) -> None:
     mark = tmp_path / "starts"
-    attempt = yard.assign(python(f"import signal; open({str(mark)!r}, 'a').write('x'); signal.pause()"))
+    attempt = yard.assign(python(f"open({str(mark)!r}, 'a').write('x')"))
     for _ in range(5):
         yard.send_launch(attempt)
-    await yard.scheduler.until(lambda: "started" in yard.scheduler.phases(attempt))
-    yard.send_launch(attempt)
-    yard.send_stop(attempt)
     await yard.scheduler.ended(attempt)
     assert mark.read_text() == "x"
 
@@ -188,16 +185,67 @@ async def test_an_agent_that_never_connects_is_given_up(tmp_path: Path) -> None:
         assert (await yard.scheduler.ended(attempt)).exit.reason == "AgentSilent"
 
 
-async def test_an_attempt_the_scheduler_disowns_is_killed(yard: Yard) -> None:
+async def test_an_attempt_whose_reports_are_stale_is_killed(yard: Yard) -> None:
     attempt = yard.assign(FOREVER)
+    yard.scheduler.stale_reports.add(attempt)
     yard.send_launch(attempt)
-    yard.scheduler.stale.add(attempt)
-    yard.scheduler.stale.discard(attempt)
-    await yard.scheduler.until(lambda: "started" in yard.scheduler.phases(attempt))
-    yard.scheduler.stale.add(attempt)
-    os.kill(json.loads((yard.node(attempt) / "started").read_text())["pid"], signal.SIGTERM)
-    await yard.scheduler.ended(attempt)
+    assert (await yard.scheduler.ended(attempt)).exit.reason == "Stopped"
     assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_an_attempt_the_scheduler_does_not_list_is_killed(tmp_path: Path) -> None:
+    async with running_yard(tmp_path, reconcile_s=0.2) as yard:
+        attempt = await yard.run(FOREVER)
+        del yard.scheduler.assignments[attempt]
+        await yard.scheduler.ended(attempt)
+        assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_a_stop_whose_message_was_lost_is_found_by_reconciling(tmp_path: Path) -> None:
+    async with running_yard(tmp_path, reconcile_s=0.2) as yard:
+        attempt = await yard.run(FOREVER)
+        yard.scheduler.stopping.add(attempt)
+        assert (await yard.scheduler.ended(attempt)).exit.reason == "Stopped"
+
+
+async def test_a_worker_that_ignores_a_stop_is_killed_when_its_time_is_up(tmp_path: Path) -> None:
+    async with running_yard(tmp_path, finalize_timeout_s=0.1, stop_slack_s=0.1) as yard:
+        attempt = await yard.run(FOREVER, grace_period="300ms", env={"AGENT_MODE": "deaf"})
+        yard.send_stop(attempt)
+        assert (await yard.scheduler.ended(attempt)).exit.reason == "Stopped"
+        assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_reports_wait_for_a_scheduler_that_is_away(yard: Yard) -> None:
+    attempt = yard.assign(python("pass"))
+    yard.scheduler.away = True
+    yard.send_launch(attempt)
+    await yard.scheduler.until(lambda: yard.scheduler.refused >= 2)
+    yard.scheduler.away = False
+    assert (await yard.scheduler.ended(attempt)).exit.reason == "Completed"
+
+
+async def test_an_attempt_token_is_renewed_before_it_expires(tmp_path: Path) -> None:
+    async with running_yard(tmp_path, token_ttl_s=1.5) as yard:
+        await yard.run(FOREVER, env={"AGENT_MODE": "chatty"})
+        await yard.scheduler.until(lambda: bool(yard.scheduler.notes("TokenRenewed")))
+
+
+async def test_gpus_are_handed_out_exclusively_and_given_back(yard: Yard) -> None:
+    from trainyard.spec import Resources
+
+    needs = Resources(cpu=1, memory="512Mi", gpu=1)
+    first = await yard.run(FOREVER, nodes=2, workers_per_node=1, resources=needs)
+    second = await yard.run(FOREVER, workers_per_node=2, resources=needs)
+    held = [json.loads((yard.node(first, i) / "plan.json").read_text())["gpus"] for i in range(2)]
+    held.append(json.loads((yard.node(second) / "plan.json").read_text())["gpus"])
+    assert sorted(index for share in held for index in share) == [0, 1, 2, 3]
+    third = yard.assign(FOREVER, resources=needs)
+    yard.send_launch(third)
+    assert (await yard.scheduler.ended(third)).exit.reason == "StartFailed"
+    yard.send_stop(first)
+    await yard.scheduler.ended(first)
+    await yard.run(FOREVER, workers_per_node=2, resources=needs)
 
 
 async def test_what_is_forgotten_leaves_disk_and_metrics(yard: Yard) -> None:

@@ -15,6 +15,7 @@ from servicekit import server as servers
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
 from servicekit.celery import FORGET, LAUNCH, STOP, celery_app, start_queue, stop_queue
 from servicekit.channel import connect
+from servicekit.errors import Unavailable
 from servicekit.ids import new_id
 from trainyard.spec import Metadata, Resources, Secret, SecretSource, Spec, TrainingJob
 from trainyard_launcher.app import Launcher
@@ -41,6 +42,9 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         self.assignments: dict[str, scheduler_pb2.Assignment] = {}
         self.assigned_state = "claimed"
         self.stale: set[str] = set()
+        self.stale_reports: set[str] = set()
+        self.away = False
+        self.refused = 0
         self.stopping: set[str] = set()
         self.reports: list[Report] = []
         self.claims: list[str] = []
@@ -79,7 +83,14 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         await self.tell()
         return scheduler_pb2.RegisterPoolResponse(renew_after_s=10)
 
+    async def _answer(self) -> None:
+        if self.away:
+            self.refused += 1
+            await self.tell()
+            raise Unavailable("away", reason="Away")
+
     async def ClaimAttempt(self, request, context):
+        await self._answer()
         self.claims.append(request.attempt_id)
         await self.tell()
         assignment = self.assignments.get(request.attempt_id)
@@ -89,12 +100,13 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         return scheduler_pb2.ClaimAttemptResponse(assignment=assignment)
 
     async def ReportAttempt(self, request, context):
+        await self._answer()
         self.reports.append(request)
         if request.phase == ENDED:
             self.assignments.pop(request.attempt_id, None)
         await self.tell()
         return scheduler_pb2.ReportAttemptResponse(
-            stale=request.attempt_id in self.stale, stop=request.attempt_id in self.stopping
+            stale=request.attempt_id in self.stale_reports, stop=request.attempt_id in self.stopping
         )
 
     async def ListAssigned(self, request, context):

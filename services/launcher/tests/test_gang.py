@@ -1,0 +1,93 @@
+"""How nodes make an attempt."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from trainyard_launcher.attempts import Attempt, Phase
+from trainyard_launcher.backend import Facts
+from trainyard_protos.v1 import common_pb2
+
+NODES = 3
+OK = common_pb2.Exit(reason="Completed", exit_code=0, acknowledged=True)
+
+
+def attempt_of(nodes: int) -> Attempt:
+    return Attempt(Facts("default", "job", "name", "attempt", 1, nodes, 2, 30), now=0, minted=0)
+
+
+def failed(code: int) -> common_pb2.Exit:
+    return common_pb2.Exit(reason="WorkerFailed", exit_code=code, acknowledged=True)
+
+
+def test_an_attempt_has_started_when_its_last_node_has() -> None:
+    attempt = attempt_of(2)
+    attempt.advance(0, Phase.RUNNING)
+    assert list(attempt.due()) == []
+    attempt.advance(1, Phase.RUNNING)
+    assert list(attempt.due()) == [Phase.RUNNING]
+    assert list(attempt.due()) == []
+
+
+def test_an_end_that_comes_at_once_is_all_that_is_told() -> None:
+    attempt = attempt_of(1)
+    attempt.advance(0, Phase.ENDED, OK)
+    assert list(attempt.due()) == [Phase.ENDED]
+
+
+def test_the_node_that_failed_first_is_the_verdict_not_the_one_that_ended_first() -> None:
+    attempt = attempt_of(2)
+    attempt.advance(1, Phase.FINISHING, failed(5))
+    attempt.advance(0, Phase.ENDED, common_pb2.Exit(reason="Stopped", message="PeerFailed"))
+    attempt.advance(1, Phase.ENDED, failed(5))
+    verdict = attempt.verdict()
+    assert (verdict.reason, verdict.exit_code, verdict.node) == ("WorkerFailed", 5, 1)
+
+
+def test_an_attempt_is_acknowledged_when_every_node_is() -> None:
+    attempt = attempt_of(2)
+    attempt.advance(0, Phase.ENDED, OK)
+    attempt.advance(1, Phase.ENDED, common_pb2.Exit(reason="Completed", unstored=["weights"]))
+    verdict = attempt.verdict()
+    assert not verdict.acknowledged
+    assert list(verdict.unstored) == ["weights"]
+
+
+def test_an_end_without_a_record_while_stopping_counts_as_stopped() -> None:
+    attempt = attempt_of(1)
+    attempt.stop_reason = "Cancelled"
+    assert attempt.exit_without_record(0, out_of_memory=False, last_lines=[]).reason == "Stopped"
+    attempt.stop_reason = "DeadlineExceeded"
+    assert attempt.exit_without_record(0, out_of_memory=False, last_lines=[]).reason == "DeadlineExceeded"
+
+
+def test_memory_explains_an_end_without_a_record_before_anything_else() -> None:
+    attempt = attempt_of(1)
+    assert attempt.exit_without_record(0, out_of_memory=True, last_lines=[]).reason == "OutOfMemory"
+
+
+exits = st.sampled_from([None, OK, failed(1), failed(2)])
+steps = st.lists(st.tuples(st.integers(0, NODES - 1), st.sampled_from(Phase), exits), max_size=40)
+
+
+@given(steps)
+def test_whatever_nodes_say_phases_are_told_once_and_in_order(said: list[tuple[int, Phase, common_pb2.Exit]]) -> None:
+    attempt = attempt_of(NODES)
+    told: list[Phase] = []
+    for node, phase, exit in said:
+        before = attempt.nodes[node].phase
+        attempt.advance(node, phase, exit)
+        assert attempt.nodes[node].phase >= before
+        told += attempt.due()
+    assert told == sorted(set(told))
+    assert (Phase.ENDED in told) == attempt.over
+
+
+@given(steps)
+def test_the_first_failure_stays_the_first(said: list[tuple[int, Phase, common_pb2.Exit]]) -> None:
+    attempt = attempt_of(NODES)
+    seen: int | None = None
+    for node, phase, exit in said:
+        attempt.advance(node, phase, exit)
+        seen = attempt.first_failure if seen is None else seen
+        assert attempt.first_failure == seen

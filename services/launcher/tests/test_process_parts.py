@@ -1,0 +1,183 @@
+"""The parts of the process backend by themselves."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from trainyard.spec import Metadata, Secret, SecretSource, Spec, TrainingJob
+from trainyard_launcher.backend import Facts
+from trainyard_launcher.backends.process import cgroups, gpus, sweep
+from trainyard_launcher.backends.process.agents import environment, free_port
+from trainyard_launcher.backends.process.folders import AttemptFolder, AttemptRecord, NodeFolder, NodeRecord
+from trainyard_launcher.registration import launcher_id
+from trainyard_launcher.secrets import SecretUnavailable, resolve
+from trainyard_protos.v1 import common_pb2, launcher_pb2
+from yard import running_yard
+
+FACTS = Facts("default", "job", "name", "attempt", 3, 2, 2, 30.5)
+
+
+def test_a_record_survives_its_way_to_disk(tmp_path: Path) -> None:
+    folder = AttemptFolder(tmp_path / "attempt")
+    record = AttemptRecord(FACTS, (NodeRecord((0, 1), ("/a", "/b")), NodeRecord()), 4242, 17)
+    folder.write(record)
+    assert folder.read() == record
+
+
+def test_a_folder_without_a_record_or_with_half_of_one_holds_no_attempt(tmp_path: Path) -> None:
+    folder = AttemptFolder(tmp_path)
+    assert folder.read() is None
+    (tmp_path / "attempt.json").write_text('{"facts": {')
+    assert folder.read() is None
+
+
+def test_a_node_is_taken_once(tmp_path: Path) -> None:
+    node = NodeFolder(tmp_path)
+    assert node.started() is None
+    assert node.take()
+    assert not node.take()
+    started = node.started()
+    assert started is not None
+    assert not started.alive
+
+
+def test_a_torn_exit_record_counts_as_none(tmp_path: Path) -> None:
+    node = NodeFolder(tmp_path)
+    assert node.exit() is None
+    (tmp_path / "exit.bin").write_bytes(common_pb2.Exit(reason="Completed", message="x" * 50).SerializeToString()[:20])
+    assert node.exit() is None
+
+
+def test_both_forms_of_a_plan_say_the_same(tmp_path: Path) -> None:
+    from google.protobuf import json_format
+
+    plan = launcher_pb2.NodePlan(attempt_id="a", node=1, grace_s=2.5, tied_to_start_time=2**40, env={"A": "b"})
+    NodeFolder(tmp_path).write_plan(plan)
+    again = json_format.ParseDict(json.loads((tmp_path / "plan.json").read_text()), launcher_pb2.NodePlan())
+    assert NodeFolder(tmp_path).plan() == again == plan
+
+
+def test_agents_inherit_nothing_of_an_attempt_the_yard_itself_runs_in(tmp_path: Path) -> None:
+    base = {"PATH": "/bin", "TRAINYARD_RANK": "7", "TORCHELASTIC_RUN_ID": "outer"}
+    assert environment(tmp_path, "inner", 1, base) == {
+        "PATH": "/bin",
+        "TRAINYARD_HOME": str(tmp_path),
+        "TRAINYARD_ATTEMPT_ID": "inner",
+        "TRAINYARD_NODE": "1",
+        "MALLOC_ARENA_MAX": "2",
+    }
+
+
+def test_a_port_that_was_given_to_another_attempt_is_not_given_again() -> None:
+    first = free_port(())
+    assert free_port({first}) != first
+
+
+def test_gpus_are_taken_all_or_none() -> None:
+    devices = gpus.Gpus(range(3))
+    assert devices.take("a", [1, 1]) == [(0,), (1,)]
+    with pytest.raises(gpus.NotEnoughGpus, match="2 GPUs are needed and 1 of 3 are free"):
+        devices.take("b", [1, 1])
+    assert devices.take("c", [1]) == [(2,)]
+    devices.release("a")
+    assert devices.take("d", [2]) == [(0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indices"),
+    [(None, [0, 1, 2]), ("", []), ("2,0", [2, 0]), ("GPU-b", [1]), ("1,9,0", [1]), ("GPU-", []), ("-1", [])],
+)
+def test_visible_devices_are_read_as_cuda_does(wanted: str | None, indices: list[int]) -> None:
+    assert gpus.visible(["GPU-a", "GPU-b", "GPU-c"], wanted) == indices
+
+
+def test_the_launchers_id_is_kept(tmp_path: Path) -> None:
+    assert launcher_id(tmp_path) == launcher_id(tmp_path)
+
+
+def job_with(**source: str) -> TrainingJob:
+    spec = Spec(command=("true",), secrets=(Secret(name="KEY", from_=SecretSource(**source)),))
+    return TrainingJob(metadata=Metadata(name="test"), spec=spec)
+
+
+def test_a_secret_from_a_file_loses_its_last_line_end(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("sesame\n")
+    assert resolve(job_with(file=str(tmp_path / "key"))) == {"KEY": "sesame"}
+
+
+def test_a_secret_whose_file_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SecretUnavailable, match="secret KEY: cannot read .*/nowhere: No such file"):
+        resolve(job_with(file=str(tmp_path / "nowhere")))
+
+
+def test_sweeping_finds_descendants_that_cleaned_their_environment() -> None:
+    code = "import subprocess; print(subprocess.Popen(['env', '-i', '/bin/sleep', '1000']).pid, flush=True); input()"
+    environ = os.environ | {"TRAINYARD_ATTEMPT_ID": "swept", "TRAINYARD_NODE": "0"}
+    with subprocess.Popen([sys.executable, "-c", code], env=environ, stdin=-1, stdout=-1) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert sweep.find(sweep.Target("swept")) == {parent.pid, child}
+        assert sweep.find(sweep.Target("swept", node=1)) == set()
+        assert sweep.end_all(sweep.Target("swept", node=0), 10) == 2
+        assert sweep.find(sweep.Target("swept")) == set()
+
+
+UNIFIED = "cgroup2 {root} cgroup2 rw 0 0\n"
+
+
+def test_version_two_groups_go_beside_a_group_that_has_processes_of_its_own(tmp_path: Path) -> None:
+    # A group with processes cannot hand controllers down, which its own file says by being read-only here.
+    own = tmp_path / "fs" / "user" / "session"
+    own.mkdir(parents=True)
+    (own / "cgroup.subtree_control").write_text("")
+    (own / "cgroup.controllers").write_text("")
+    (own.parent / "cgroup.subtree_control").write_text("cpu memory pids")
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "mounts").write_text(UNIFIED.format(root=tmp_path / "fs"))
+    (proc / "cgroup").write_text("0::/user/session\n")
+    found = cgroups.detect(proc)
+    assert (found.version, set(found.parents.values())) == (2, {own.parent})
+
+
+def test_a_machine_without_cgroups_says_why_limits_are_not_enforced(tmp_path: Path) -> None:
+    (tmp_path / "mounts").write_text("proc /proc proc rw 0 0\n")
+    (tmp_path / "cgroup").write_text("0::/\n")
+    found = cgroups.detect(tmp_path)
+    assert found.parents == {}
+    assert found.why_not == "no cgroup can be made for cpu and memory"
+
+
+here = cgroups.detect()
+
+
+@pytest.mark.skipif("memory" not in here.parents, reason="no memory cgroup can be made here")
+async def test_a_worker_that_uses_more_memory_than_its_limit_ends_as_out_of_memory(tmp_path: Path) -> None:
+    from trainyard.spec import Resources
+
+    async with running_yard(tmp_path, agent_memory=64 * 2**20) as yard:
+        greedy = [sys.executable, "-c", "x = bytearray(2**29); print(len(x))"]
+        attempt = yard.assign(greedy, resources=Resources(cpu=1, memory="32Mi"))
+        yard.send_launch(attempt)
+        assert (await yard.scheduler.ended(attempt)).exit.reason == "OutOfMemory"
+    for parent in here.parents.values():
+        assert not list(parent.glob(f"trainyard-{attempt}*"))
+
+
+@pytest.mark.skipif("cpu" not in here.parents, reason="no cpu cgroup can be made here")
+def test_groups_carry_the_limits_and_are_removed() -> None:
+    folders = here.create(f"trainyard-test-{os.getpid()}", cpu=1.5, memory_bytes=2**30)
+    try:
+        for folder in map(Path, folders):
+            if (folder / "cpu.cfs_quota_us").exists():
+                assert (folder / "cpu.cfs_quota_us").read_text().strip() == "150000"
+            if (folder / "memory.limit_in_bytes").exists():
+                assert (folder / "memory.limit_in_bytes").read_text().strip() == str(2**30)
+    finally:
+        cgroups.remove(folders)
+    assert not any(Path(folder).exists() for folder in folders)
