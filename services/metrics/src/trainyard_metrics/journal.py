@@ -117,7 +117,8 @@ class Journal:
             return None
         length, _, check = _HEADER.unpack(header)
         if check != zlib.crc32(header[: _CHECKED.size]):
-            if self._only_zeros(end):  # the file's new length reached the disk, its content did not
+            # The file's new length may reach the disk before its content does.
+            if self._only_zeros(self.size + _HEADER.size, end):
                 return None
             raise Damaged(self.path, self.size, "the frame's header does not match its checksum")
         payload = self._read_frame(self.size)
@@ -135,8 +136,7 @@ class Journal:
         payload = os.pread(self._descriptor, length, offset + _HEADER.size)
         return payload if len(payload) == length and zlib.crc32(payload) == crc else None
 
-    def _only_zeros(self, end: int) -> bool:
-        offset = self.size
+    def _only_zeros(self, offset: int, end: int) -> bool:
         while offset < end:
             block = os.pread(self._descriptor, 1 << 20, offset)
             if not block or block.count(0) != len(block):

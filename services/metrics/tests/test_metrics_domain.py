@@ -1,0 +1,56 @@
+"""Pure rules: sampling and stitching."""
+
+import math
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from trainyard_metrics.domain.sampling import downsample
+from trainyard_metrics.domain.stitch import Attempt, Resume, Segment, timeline
+
+values = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300)
+
+
+@given(values=values, max_points=st.integers(2, 50))
+def test_a_sample_is_small_in_order_and_keeps_the_extremes(values, max_points):
+    kept = downsample(np.array(values, np.float64), max_points)
+    assert len(kept) <= max_points or len(kept) == len(values) <= max_points
+    assert list(kept) == sorted(set(kept.tolist()))
+    numbers = [value for value in values if not math.isnan(value)]
+    sample = [values[index] for index in kept if not math.isnan(values[index])]
+    if numbers:
+        assert (min(sample), max(sample)) == (min(numbers), max(numbers))
+
+
+def test_a_line_of_resumes_is_followed_to_its_beginning():
+    attempts = [
+        Attempt("r1", 1),
+        Attempt("r2", 2, Resume("c1", {"w1": 5})),
+        Attempt("r3", 3, Resume("c2", {"w2": 7})),
+    ]
+    writers = {"r1": ["w1"], "r2": ["w2"], "r3": ["w3"]}
+    assert timeline(attempts, writers.__getitem__) == [
+        Segment("r1", 1, {"w1": 5}),
+        Segment("r2", 2, {"w2": 7}),
+        Segment("r3", 3),
+    ]
+
+
+def test_resuming_from_an_older_branch_leaves_the_newer_one_out():
+    attempts = [
+        Attempt("r1", 1),
+        Attempt("r2", 2, Resume("", {})),
+        Attempt("r3", 3, Resume("c1", {"w1": 5})),
+    ]
+    writers = {"r1": ["w1"], "r2": ["w2"], "r3": []}
+    assert [segment.run_id for segment in timeline(attempts, writers.__getitem__)] == ["r1", "r3"]
+
+
+def test_a_checkpoint_of_nobody_hides_everything_before():
+    attempts = [Attempt("r1", 1), Attempt("r2", 2, Resume("c", {"unknown": 5}))]
+    assert [segment.run_id for segment in timeline(attempts, lambda run: ["w"])] == ["r2"]
+
+
+def test_an_attempt_that_says_nothing_of_its_start_goes_on_where_the_last_ended():
+    attempts = [Attempt("r2", 2), Attempt("r1", 1)]
+    assert timeline(attempts, lambda run: []) == [Segment("r1", 1), Segment("r2", 2)]
