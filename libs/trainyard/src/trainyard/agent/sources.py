@@ -82,10 +82,11 @@ class TrackerSource:
         while len(columns) < POINTS_PER_BATCH:
             if reader.next_seq <= seq:
                 self._behind = reader.fork()
+            begun = reader.offset
             for record in reader.read(BLOCK_BYTES):
                 if isinstance(record, Points):
                     _add_from(columns, record, seq)
-            if reader.offset == self._behind.offset:
+            if reader.offset == begun:
                 break
         return columns.request(seq)
 
