@@ -54,6 +54,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.settings = Settings()
         self.fences: dict[str, int] = {}
         self.runner.run(self._open())
+        self._register()
+
+    def _register(self) -> None:
         self._write(functools.partial(pools.register, name="p", launcher_id=LAUNCHER, machines=MACHINES, lease_s=1e9))
 
     async def _open(self) -> None:
@@ -63,7 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         publisher = Publisher(self.store, OutboxTable, celery_app())
         self.ledger = Ledger(self.store, self.index, EventHub(), publisher, self.clock)
         await self.ledger.open()
-        await self.store.read(lambda session: rebuild(session, self.index, 10**10))
+        await self.store.read(lambda session: rebuild(session, self.index))
         self.duties = TimerDuties(self.index, self.ledger, self.settings)
         waited = Histogram("waited", "", registry=None)
         self.admitter = Admitter(self.index, self.ledger, self.settings, waited)
@@ -149,6 +152,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         handlers = self.duties.handlers()
         for kind, keys in self.index.timers.pop_due().items():
             self.runner.run(handlers[kind](keys))
+
+    @rule()
+    def lose_the_pool(self) -> None:
+        self._write(functools.partial(pools.lose, name="p", lease_s=1.0))
+        self._register()
 
     @rule()
     def restart(self) -> None:

@@ -99,6 +99,29 @@ async def test_a_pool_that_falls_silent_takes_no_new_work_and_keeps_what_runs(ya
     assert (pool.alive, pool.machines[0].free.cpu) == (True, 2)
 
 
+async def test_what_a_lost_pool_had_not_taken_goes_back_to_the_queue(yard: Yard, clock: Clock) -> None:
+    job = await yard.admitted((await yard.submit()).id)
+    yard.move(clock, 3600)
+    assert (await yard.until(job.id, "Requeued")).reason == "PoolLost"
+    assert (await yard.claim(job)).stale
+    assert (await yard.job(job.id)).pending.reason == "NoPool"
+    await yard.register(lease_s=3600)
+    again = await yard.admitted(job.id)
+    assert (again.attempt, again.retries_used) == (2, 0)
+
+
+async def test_a_restart_announces_at_once_what_nobody_claimed(
+    tmp_path: Path, open_scheduler: OpenYard, clock: Clock
+) -> None:
+    async with open_scheduler(tmp_path / "own", clock=clock) as first:
+        await first.register(lease_s=3600)
+        job = await first.admitted((await first.submit()).id)
+        sent = await first.message("pool.local.start", "attempt_id", job.attempt_id)
+    async with open_scheduler(tmp_path / "own", clock=clock) as second:
+        assert await second.message("pool.local.start", "attempt_id", job.attempt_id) == sent
+        assert not (await second.claim(job)).stale
+
+
 async def test_a_lease_is_renewed_without_a_word(yard: Yard, clock: Clock) -> None:
     for _ in range(3):
         yard.move(clock, 3000)
@@ -107,9 +130,9 @@ async def test_a_lease_is_renewed_without_a_word(yard: Yard, clock: Clock) -> No
 
 
 async def test_a_job_is_forgotten_after_its_ttl_and_its_launcher_is_told(yard: Yard, clock: Clock) -> None:
-    job = await yard.ended((await yard.submit(document(ttl="1h"))).id, COMPLETED)
+    job = await yard.ended((await yard.submit(document(ttl="30m"))).id, COMPLETED)
     kept = await yard.ended((await yard.submit()).id, COMPLETED)
-    yard.move(clock, 3600)
+    yard.move(clock, 1800)
     message = await yard.message("pool.local.stop", "job_id", job.id)
     assert message == {"task": "trainyard.forget", "job_id": job.id, "attempt_ids": [job.attempt_id]}
     with pytest.raises(grpc.aio.AioRpcError) as gone:
@@ -119,9 +142,9 @@ async def test_a_job_is_forgotten_after_its_ttl_and_its_launcher_is_told(yard: Y
 
 
 async def test_the_ttl_of_a_job_retried_by_a_user_starts_anew(yard: Yard, clock: Clock) -> None:
-    job = await yard.ended((await yard.submit(document(ttl="1h"))).id, exit_of())
+    job = await yard.ended((await yard.submit(document(ttl="30m"))).id, exit_of())
     await yard.users.RetryJob(s.RetryJobRequest(id=job.id))
-    yard.move(clock, 3600)
+    yard.move(clock, 1800)
     assert (await yard.ended(job.id, COMPLETED)).state == s.JOB_STATE_SUCCEEDED
 
 
@@ -129,9 +152,9 @@ async def test_event_numbers_go_on_after_everything_was_forgotten(
     tmp_path: Path, open_scheduler: OpenYard, clock: Clock
 ) -> None:
     async with open_scheduler(tmp_path / "own", clock=clock) as first:
-        job = await first.submit(document(ttl="1h"))
+        job = await first.submit(document(ttl="30m"))
         newest = (await first.users.CancelJob(s.CancelJobRequest(id=job.id))).event_seq
-        first.move(clock, 3600)
+        first.move(clock, 1800)
         await first.scheduler._duties._expiry([])
     async with open_scheduler(tmp_path / "own", clock=clock) as second:
         assert (await second.submit()).event_seq > newest

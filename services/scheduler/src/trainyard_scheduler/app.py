@@ -25,7 +25,6 @@ from trainyard_scheduler.rebuild import rebuild
 from trainyard_scheduler.servicer import SchedulerServicer
 from trainyard_scheduler.settings import Settings
 from trainyard_scheduler.tables import OutboxTable
-from trainyard_scheduler.transitions.steps import NS_PER_S
 from trainyard_scheduler.watch import EventHub
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -84,8 +83,7 @@ class Scheduler:
         """Opens the database, rebuilds the index, goes on where the process before stopped."""
         await self._store.open()
         await self._ledger.open()
-        reclaim_after_ns = int(self._settings.reclaim_after_s * NS_PER_S)
-        await self._store.read(lambda session: rebuild(session, self._index, reclaim_after_ns))
+        await self._store.read(lambda session: rebuild(session, self._index))
         self._publisher.start()
         self._index.timers.start(self._duties.handlers())
         self._admitting = asyncio.create_task(self._admitter.run(), name="admission")

@@ -90,6 +90,10 @@ class Transaction:
         self._load_attempts(attempt_ids)
         self._load_jobs([attempt.job_id for attempt in self._attempts.values()])
 
+    def loaded_attempts(self) -> list[Attempt]:
+        """The attempts read so far."""
+        return list(self._attempts.values())
+
     def _load_jobs(self, job_ids: Sequence[str]) -> None:
         for row in self._rows(_JOB_BY_ID, _JOBS_BY_ID, job_ids):
             self._jobs[row.id] = Job.model_construct(**row._mapping)

@@ -15,11 +15,11 @@ from trainyard_scheduler.timers import TimerKind
 from trainyard_scheduler.transitions.pools import read_pool
 
 
-def rebuild(session: Session, index: Index, reclaim_after_ns: int) -> None:
-    """Fills an empty index. Leases and the wait for claims start anew; deadlines do not."""
+def rebuild(session: Session, index: Index) -> None:
+    """Fills an empty index. Leases start anew, deadlines do not; what nobody claimed is announced again."""
     _pools(session, index)
     _states(session, index)
-    _attempts(session, index, reclaim_after_ns)
+    _attempts(session, index)
     _queue(session, index)
     _expiry(session, index)
 
@@ -35,7 +35,7 @@ def _states(session: Session, index: Index) -> None:
         index.states[JobState(state)] = count
 
 
-def _attempts(session: Session, index: Index, reclaim_after_ns: int) -> None:
+def _attempts(session: Session, index: Index) -> None:
     query = sqlalchemy.select(
         *ATTEMPTS.c["id", "pool", "machines", "state", "created_ns", "finalize_by_ns"],
         *JOBS.c["nodes", "workers_per_node", "cpu_milli", "memory_bytes", "gpu"],
@@ -44,7 +44,7 @@ def _attempts(session: Session, index: Index, reclaim_after_ns: int) -> None:
         node = _demand(row).node
         index.hold(row.id, Holding(row.pool, tuple(json.loads(row.machines)), node, row.created_ns))
         if row.state == AttemptState.CREATED:
-            index.timers.set(TimerKind.RECLAIM, row.id, index.clock() + reclaim_after_ns)
+            index.timers.set(TimerKind.RECLAIM, row.id, index.clock())  # its message may have died with us
         if row.state == AttemptState.FINALIZING:
             index.timers.set(TimerKind.FINALIZE, row.id, row.finalize_by_ns)
 

@@ -23,12 +23,13 @@ from trainyard_scheduler.ledger import Ledger
 from trainyard_scheduler.paging import decode_token, encode_token, page_size
 from trainyard_scheduler.settings import Settings
 from trainyard_scheduler.submissions import Submitter
-from trainyard_scheduler.tables import Event
+from trainyard_scheduler.tables import Attempt, Event, Job
 from trainyard_scheduler.transitions import steer
 from trainyard_scheduler.watch import EVERYTHING, EventHub
 
 WORKSPACES = frozenset({"default"})
 _WATCH_BATCH = 500
+_MESSAGE_MAX = 4096
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -96,11 +97,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetJob(self, request: scheduler_pb2.GetJobRequest, context: _Context) -> scheduler_pb2.Job:
         workspace = _workspace(request.workspace)
 
-        def query(session: Session) -> scheduler_pb2.Job:
+        def query(session: Session) -> tuple[Job, str, list[Attempt]]:
             job = queries.find_job(session, queries.resolve_job_id(session, workspace, request.id))
-            return views.job(job, self._index, queries.spec_of(session, job.id), queries.attempts_of(session, job.id))
+            return job, queries.spec_of(session, job.id), queries.attempts_of(session, job.id)
 
-        return await self._store.read(query)
+        job, spec, attempts = await self._store.read(query)
+        return views.job(job, self._index, spec, attempts)
 
     async def ListJobs(
         self, request: scheduler_pb2.ListJobsRequest, context: _Context
@@ -124,7 +126,12 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         )
 
     async def CancelJob(self, request: scheduler_pb2.CancelJobRequest, context: _Context) -> scheduler_pb2.Job:
-        job_id = await self._job_id(_workspace(request.workspace), request.id)
+        workspace = _workspace(request.workspace)
+        if len(request.message) > _MESSAGE_MAX:
+            raise InvalidArgument(
+                f"message has {len(request.message)} characters; at most {_MESSAGE_MAX} are allowed", reason="TooLong"
+            )
+        job_id = await self._job_id(workspace, request.id)
         job = await self._ledger.write(functools.partial(steer.cancel, job_id=job_id, message=request.message))
         return views.job(job, self._index)
 

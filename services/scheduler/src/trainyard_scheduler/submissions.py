@@ -76,11 +76,7 @@ class Submitter:
 
     def _check(self, request: scheduler_pb2.SubmitRequest) -> Submission | ServiceError:
         try:
-            if len(request.idempotency_key) > _KEY_MAX:
-                raise InvalidArgument(
-                    f"idempotency_key has {len(request.idempotency_key)} characters; at most {_KEY_MAX} are allowed",
-                    reason="InvalidKey",
-                )
+            _check_lengths(request)
             document = request.document
             resolved = resolve(document.text, document.filename, request.packed_code, self._settings.max_document_bytes)
         except ServiceError as error:
@@ -88,3 +84,15 @@ class Submitter:
         return Submission(
             request.workspace or "default", request.idempotency_key, request.owner.kind, request.owner.id, resolved
         )
+
+
+def _check_lengths(request: scheduler_pb2.SubmitRequest) -> None:
+    for field, value in (
+        ("idempotency_key", request.idempotency_key),
+        ("owner.kind", request.owner.kind),
+        ("owner.id", request.owner.id),
+    ):
+        if len(value) > _KEY_MAX:
+            raise InvalidArgument(
+                f"{field} has {len(value)} characters; at most {_KEY_MAX} are allowed", reason="TooLong"
+            )

@@ -10,9 +10,11 @@ from servicekit.errors import AlreadyExists
 
 from trainyard_scheduler.domain.admission import Amount
 from trainyard_scheduler.domain.reasons import EventType
+from trainyard_scheduler.domain.states import AttemptState
 from trainyard_scheduler.index import LivePool
 from trainyard_scheduler.ledger import SCHEDULER, Transaction
-from trainyard_scheduler.tables import POOLS, Pool
+from trainyard_scheduler.tables import ATTEMPTS, POOLS, Pool
+from trainyard_scheduler.transitions.steps import close_attempt, enqueue
 
 
 def register(tx: Transaction, name: str, launcher_id: str, machines: Mapping[str, Amount], lease_s: float) -> None:
@@ -53,6 +55,23 @@ def lose(tx: Transaction, name: str, lease_s: float) -> None:
     tx.connection.execute(sqlalchemy.update(POOLS).where(POOLS.c.name == name).values(alive=False))
     tx.pool_event(name, EventType.POOL_LOST, SCHEDULER, f"its launcher was not heard of for {lease_s:g} s")
     tx.after_commit(lambda index: index.lose_pool(name))
+    _withdraw_unclaimed(tx, name)
+
+
+def _withdraw_unclaimed(tx: Transaction, pool: str) -> None:
+    """What nobody took goes back to the queue: another pool may run it, and a late claim finds it over."""
+    waiting = (ATTEMPTS.c.state == AttemptState.CREATED) & (ATTEMPTS.c.pool == pool)
+    tx.load(list(tx.connection.execute(sqlalchemy.select(ATTEMPTS.c.id).where(waiting)).scalars()))
+    for attempt in tx.loaded_attempts():
+        job = tx.job(attempt.job_id)
+        if job is not None:
+            close_attempt(tx, job, attempt, tx.now_ns)
+            enqueue(tx, job)
+            job.reason, job.message = (
+                EventType.POOL_LOST,
+                f"the launcher of pool '{pool}' was lost before it took the job",
+            )
+            tx.event(job, EventType.REQUEUED, SCHEDULER, job.reason, job.message)
 
 
 def read_pool(row: Pool) -> LivePool:

@@ -19,6 +19,7 @@ from trainyard_scheduler.transitions.steps import NS_PER_S, move
 STARTED = scheduler_pb2.ATTEMPT_PHASE_STARTED
 FINISHING = scheduler_pb2.ATTEMPT_PHASE_FINISHING
 ENDED = scheduler_pb2.ATTEMPT_PHASE_ENDED
+_NOTE_MAX = 4096
 
 
 class Answer(NamedTuple):
@@ -39,7 +40,7 @@ def report(tx: Transaction, request: scheduler_pb2.ReportAttemptRequest, finaliz
     actor = f"launcher/{request.launcher_id}"
     when_ns = min(max(request.time_ns, attempt.created_ns), tx.now_ns) if request.time_ns else tx.now_ns
     if request.note or request.note_reason:
-        tx.event(job, EventType.NOTE, actor, request.note_reason, request.note)
+        tx.event(job, EventType.NOTE, actor, request.note_reason[:_NOTE_MAX], request.note[:_NOTE_MAX])
         tx.changed(job)
     if request.phase == STARTED:
         _started(tx, job, attempt, actor, when_ns)
