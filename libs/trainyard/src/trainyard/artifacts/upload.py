@@ -18,6 +18,7 @@ from trainyard_protos.v1 import artifacts_pb2 as pb
 from trainyard.artifacts import chunking, manifest
 from trainyard.artifacts.errors import FileChanged, UnsafePath
 from trainyard.artifacts.parallel import each
+from trainyard.artifacts.paths import check_path
 from trainyard.artifacts.walk import every_file
 
 if TYPE_CHECKING:
@@ -215,9 +216,11 @@ def _read(piece: _Piece) -> bytes:
 
 
 def _relative(root: Path, path: Path) -> str:
-    if not path.is_absolute():
-        return path.as_posix()
-    try:
-        return path.relative_to(root.absolute()).as_posix()
-    except ValueError:
-        raise UnsafePath(f"{path} is not below {root}", hint="name files of the tree only") from None
+    relative = path
+    if path.is_absolute():
+        try:
+            relative = path.relative_to(root.absolute())
+        except ValueError:
+            raise UnsafePath(f"{path} is not below {root}", hint="name files of the tree only") from None
+    check_path(relative.as_posix())
+    return relative.as_posix()

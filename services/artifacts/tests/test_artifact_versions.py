@@ -1,0 +1,352 @@
+"""Versions: who may make them, what is refused, what is kept."""
+
+import asyncio
+import os
+import sqlite3
+import time
+
+import grpc
+import pytest
+from servicekit.errors import reason_of
+from trainyard.artifacts import describe, download, send, upload, upload_part
+from trainyard_protos.v1 import artifacts_pb2 as pb
+
+
+async def refused(call):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value
+
+
+def info(step, *, keep_last=0, best="", **metrics):
+    return pb.CheckpointInfo(
+        step=step, keep_last=keep_last, best_metric=best, best_mode="max" if best else "", metrics=metrics
+    )
+
+
+async def checkpoint(stub, root, step, *, name="job-1", **rule):
+    return await upload(stub, root, workspace="default", name=name, kind="checkpoint", checkpoint=info(step, **rule))
+
+
+async def numbers(stub, **query):
+    return [version.number for version in (await stub.ListVersions(pb.ListVersionsRequest(**query))).versions]
+
+
+async def test_a_version_is_found_by_name_alias_number_and_id(yard, tree):
+    stub = yard.user()
+    first = await upload(stub, tree({"a": b"1"}), workspace="default", name="m", kind="data", aliases=["best"])
+    second = await upload(stub, tree({"a": b"2"}), workspace="default", name="m", kind="data")
+    found = {"m": 2, "m@latest": 2, "m@best": 1, "m@1": 1, "m@v2": 2, first.id: 1, second.id: 2}
+    for reference, number in found.items():
+        detail = await stub.GetVersion(pb.GetVersionRequest(reference=reference, without_manifest=True))
+        assert detail.version.number == number
+        assert not detail.manifest.files
+    assert (await refused(stub.GetVersion(pb.GetVersionRequest(reference="m@9")))).code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_names_that_could_be_anything_else_are_refused(yard, tree):
+    root = tree({"a": b"1"})
+    for name in ("", "..", "../x", "a/b", "A", ".a", "a" * 129, "a\n", "a@b", "a b"):
+        error = await refused(upload(yard.user(), root, workspace="default", name=name, kind="data"))
+        assert reason_of(error) == "BadName"
+    for workspace in ("..", "a/b", "A", "x" * 64):
+        error = await refused(upload(yard.user(), root, workspace=workspace, name="m", kind="data"))
+        assert reason_of(error) == "BadWorkspace"
+    for alias in ("v3", "7", "", "a/b"):
+        error = await refused(upload(yard.user(), root, workspace="default", name="m", kind="data", aliases=[alias]))
+        assert reason_of(error) == "BadAlias"
+
+
+async def test_a_repeated_commit_gives_the_same_version(yard, tree):
+    root = tree({"a": b"1"})
+    fields = {"workspace": "default", "name": "m", "kind": "data", "idempotency_key": "key"}
+    first = await upload(yard.user(), root, **fields)
+    assert await upload(yard.user(), root, **fields) == first
+    error = await refused(upload(yard.user(), tree({"a": b"2"}), **fields))
+    assert reason_of(error) == "IdempotencyKeyReused"
+
+
+async def test_a_repeated_commit_does_not_bring_back_what_was_deleted(yard, tree):
+    root = tree({"a": b"1"})
+    fields = {"workspace": "default", "name": "m", "kind": "data", "idempotency_key": "key"}
+    first = await upload(yard.user(), root, **fields)
+    await yard.user().DeleteVersion(pb.DeleteVersionRequest(reference="m"))
+    await upload(yard.user(), root, **fields)
+    assert await numbers(yard.user()) == []
+    assert (await upload(yard.user(), root, workspace="default", name="m", kind="data")).number == first.number + 1
+
+
+async def test_commits_at_once_get_numbers_of_their_own(yard, tree):
+    roots = [tree({"a": bytes([index])}) for index in range(20)]
+    versions = await asyncio.gather(
+        *(upload(yard.user(), root, workspace="default", name="m", kind="data") for root in roots)
+    )
+    assert sorted(version.number for version in versions) == list(range(1, 21))
+
+
+async def test_a_commit_needs_its_chunks_in_its_own_workspace(yard, tree):
+    root = tree({"secret": b"known only by its hash"})
+    await upload(yard.user(), root, workspace="theirs", name="m", kind="data")
+    request = pb.CommitRequest(workspace="mine", name="m", kind="data", manifest=await describe(root))
+    error = await refused(yard.user().Commit(request))
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.FAILED_PRECONDITION, "ChunkMissing")
+    assert "'secret'" in error.details()
+
+
+async def test_chunks_are_read_through_a_version_that_holds_them(yard, tree):
+    stub = yard.user()
+    mine = await upload(stub, tree({"a": b"1"}), workspace="default", name="a", kind="data")
+    other = tree({"b": b"2"})
+    await upload(stub, other, workspace="default", name="b", kind="data")
+    hashes = [(await describe(other)).files[0].chunks[0].hash]
+    error = await refused(anext(aiter(stub.GetChunks(pb.GetChunksRequest(version_id=mine.id, hashes=hashes)))))
+    assert reason_of(error) == "ChunkNotFound"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/etc/passwd",
+        "..",
+        "../x",
+        "a/../../x",
+        "a//b",
+        "./a",
+        "a/.",
+        "a/",
+        "a\\..\\b",
+        "a\0b",
+        "a\nb",
+        "x" * 300,
+        "a/" * 3000,
+    ],
+)
+async def test_paths_that_could_leave_the_tree_are_refused(yard, path):
+    request = pb.CommitRequest(name="m", kind="data", manifest=pb.Manifest(files=[pb.File(path=path)]))
+    error = await refused(yard.user().Commit(request))
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "UnsafePath")
+
+
+@pytest.mark.parametrize("target", ["/etc", "../..", "a/../../b", "b/..", "x\\y", "a//b", "../../d/link"])
+async def test_links_that_could_leave_the_tree_are_refused(yard, target):
+    files = [pb.File(path="d/link", symlink=target)]
+    request = pb.CommitRequest(name="m", kind="data", manifest=pb.Manifest(files=files))
+    assert reason_of(await refused(yard.user().Commit(request))) == "UnsafePath"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [pb.File(path="a"), pb.File(path="a")],
+        [pb.File(path="b"), pb.File(path="a")],
+        [pb.File(path="a", symlink="c"), pb.File(path="a/b")],
+        [pb.File(path="a", mode=0o4755)],
+        [pb.File(path="a", size=3)],
+        [pb.File(path="a", size=3, chunks=[pb.ChunkRef(hash=b"short", size=3)])],
+        [pb.File(path="a", symlink="b", size=1)],
+    ],
+)
+async def test_manifests_that_contradict_themselves_are_refused(yard, files):
+    request = pb.CommitRequest(name="m", kind="data", manifest=pb.Manifest(files=files))
+    assert reason_of(await refused(yard.user().Commit(request))) == "BadManifest"
+
+
+async def test_an_artifact_holds_one_kind(yard, tree):
+    root = tree({"a": b"1"})
+    await upload(yard.user(), root, workspace="default", name="m", kind="data")
+    error = await refused(upload(yard.user(), root, workspace="default", name="m", kind="output"))
+    assert reason_of(error) == "KindMismatch"
+
+
+async def test_a_zombie_attempt_cannot_commit_once_the_next_one_has_called(yard, tree):
+    root = tree({"a": b"1"})
+    await checkpoint(yard.attempt(fence=1), root, 1)
+    await yard.attempt(fence=2).ListVersions(pb.ListVersionsRequest())
+    error = await refused(checkpoint(yard.attempt(fence=1), root, 2))
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.FAILED_PRECONDITION, "StaleFence")
+    alias = pb.SetAliasRequest(reference="job-1", alias="best")
+    assert reason_of(await refused(yard.attempt(fence=1).SetAlias(alias))) == "StaleFence"
+    assert await numbers(yard.user(), job_id="job-1") == [1]
+
+
+async def test_fences_survive_a_restart(yard, tree):
+    await yard.attempt(fence=2).ListVersions(pb.ListVersionsRequest())
+    await yard.stop()
+    await yard.start()
+    assert reason_of(await refused(checkpoint(yard.attempt(fence=1), tree({"a": b"1"}), 1))) == "StaleFence"
+
+
+async def test_an_attempt_makes_checkpoints_and_outputs_of_its_own_job_alone(yard, tree):
+    root = tree({"a": b"1"})
+    error = await refused(upload(yard.attempt(), root, workspace="default", name="m", kind="code"))
+    assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+    other = pb.Producer(job_id="job-2")
+    error = await refused(upload(yard.attempt(), root, workspace="default", name="m", kind="output", producer=other))
+    assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+    error = await refused(upload(yard.attempt(), root, workspace="other", name="m", kind="output"))
+    assert reason_of(error) == "WrongWorkspace"
+    version = await upload(yard.attempt(), root, workspace="default", name="m", kind="output")
+    assert (version.producer.job_id, version.producer.fence) == ("job-1", 1)
+    await yard.attempt(job="job-2").GetVersion(pb.GetVersionRequest(reference="m"))
+    alias = pb.SetAliasRequest(reference="m", alias="best")
+    assert reason_of(await refused(yard.attempt(job="job-2").SetAlias(alias))) == "NotOwnJob"
+    deletion = yard.attempt().DeleteVersion(pb.DeleteVersionRequest(reference="m"))
+    assert reason_of(await refused(deletion)) == "UserOnly"
+
+
+async def test_the_newest_the_best_and_the_pinned_checkpoints_are_kept(yard, tree):
+    stub = yard.attempt()
+    for step, accuracy in enumerate([0.1, 0.9, 0.5, float("nan"), 0.3, 0.2], start=1):
+        await checkpoint(stub, tree({"a": bytes([step])}), step, keep_last=2, best="acc", acc=accuracy)
+        if step == 1:
+            await yard.user().SetAlias(pb.SetAliasRequest(reference="job-1", alias="start"))
+    assert await numbers(yard.user(), job_id="job-1") == [6, 5, 2, 1]
+
+
+async def test_checkpoints_without_a_rule_are_all_kept(yard, tree):
+    for step in range(4):
+        await checkpoint(yard.attempt(), tree({"a": bytes([step])}), step)
+    assert await numbers(yard.user()) == [4, 3, 2, 1]
+
+
+async def test_a_version_appears_when_all_nodes_parts_are_there(yard, tree, tmp_path):
+    def part(index, files, cut):
+        return upload_part(
+            yard.attempt(),
+            tree(files),
+            part=index,
+            parts=2,
+            workspace="default",
+            name="job-1",
+            kind="checkpoint",
+            idempotency_key="job-1/7",
+            checkpoint=pb.CheckpointInfo(step=7, cut=cut),
+        )
+
+    shared = {"meta": b"same on both"}
+    assert await part(1, {"rank1": b"1", **shared}, {"w1": 5}) is None
+    assert await part(1, {"rank1": b"1", **shared}, {"w1": 5}) is None
+    assert await numbers(yard.user()) == []
+    version = await part(0, {"rank0": b"0", **shared}, {"w0": 4})
+    assert (version.files, dict(version.checkpoint.cut)) == (3, {"w0": 4, "w1": 5})
+    assert await part(0, {"rank0": b"0", **shared}, {"w0": 4}) == version
+    await download(yard.user(), "job-1", tmp_path / "out", workspace="default")
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["meta", "rank0", "rank1"]
+
+
+async def test_parts_that_disagree_are_refused(yard, tree):
+    def part(index, content, parts=2):
+        return upload_part(
+            yard.attempt(),
+            tree({"same": content}),
+            part=index,
+            parts=parts,
+            workspace="default",
+            name="m",
+            kind="output",
+            idempotency_key="key",
+        )
+
+    await part(0, b"one")
+    assert reason_of(await refused(part(1, b"two"))) == "PartsConflict"
+    assert reason_of(await refused(part(1, b"one", parts=3))) == "PartsConflict"
+    assert reason_of(await refused(part(2, b"one"))) == "BadPart"
+    assert (await part(1, b"one")).files == 1
+
+
+async def test_latest_follows_deletion(yard, tree):
+    for content in (b"1", b"2"):
+        await upload(yard.user(), tree({"a": content}), workspace="default", name="m", kind="data")
+    await yard.user().DeleteVersion(pb.DeleteVersionRequest(reference="m@2"))
+    assert (await yard.user().GetVersion(pb.GetVersionRequest(reference="m"))).version.number == 1
+
+
+async def test_lists_come_in_pages_and_by_job_and_kind(yard, tree):
+    for step in range(5):
+        await checkpoint(yard.attempt(), tree({"a": bytes([step])}), step)
+    await upload(yard.user(), tree({"a": b"x"}), workspace="default", name="other", kind="data")
+    seen, token = [], ""
+    while True:
+        request = pb.ListVersionsRequest(job_id="job-1", page_size=2, page_token=token)
+        page = await yard.user().ListVersions(request)
+        seen += [version.number for version in page.versions]
+        if not (token := page.next_page_token):
+            break
+    assert seen == [5, 4, 3, 2, 1]
+    listed = (await yard.user().ListArtifacts(pb.ListArtifactsRequest())).artifacts
+    assert [(found.name, found.kind, found.versions, found.latest.number) for found in listed] == [
+        ("job-1", "checkpoint", 5, 5),
+        ("other", "data", 1, 1),
+    ]
+    assert await numbers(yard.user(), kind="data") == [1]
+
+
+async def test_calls_are_bounded(yard):
+    request = pb.FindMissingRequest(hashes=[bytes(32)] * 10_001)
+    assert reason_of(await refused(yard.user().FindMissing(request))) == "TooManyHashes"
+
+    async def huge():
+        yield pb.Chunk(workspace="default", hash=bytes(32), data=bytes(4 * 1024 * 1024 + 1))
+
+    assert reason_of(await refused(yard.user().PutChunks(huge()))) == "BadChunk"
+
+
+def age(yard, hours=2):
+    for path in yard.chunk_files():
+        os.utime(path, (time.time() - hours * 3600,) * 2)
+
+
+async def test_chunks_that_nothing_uses_are_collected_and_others_stay(yard, tree, tmp_path):
+    await upload(yard.user(), tree({"a": b"kept"}), workspace="default", name="kept", kind="data")
+    await upload(yard.user(), tree({"a": b"gone"}), workspace="default", name="gone", kind="data")
+    waiting = upload_part(
+        yard.attempt(),
+        tree({"a": b"part"}),
+        part=0,
+        parts=2,
+        workspace="default",
+        name="parts",
+        kind="output",
+        idempotency_key="k",
+    )
+    assert await waiting is None
+    await yard.user().DeleteVersion(pb.DeleteVersionRequest(reference="gone"))
+    assert await yard.app.collector.collect() == 0  # too young
+    age(yard)
+    assert await yard.app.collector.collect() == 1
+    assert {path.read_bytes() for path in yard.chunk_files()} == {b"kept", b"part"}
+    await download(yard.user(), "kept", tmp_path / "out", workspace="default")
+
+
+async def test_a_chunk_that_an_upload_was_told_is_there_is_not_collected(yard, tree):
+    root = tree({"a": b"shared"})
+    manifest = await describe(root)
+    await send(yard.user(), "default", root, manifest)
+    age(yard)
+    assert await send(yard.user(), "default", root, manifest) == 0
+    assert await yard.app.collector.collect() == 0
+    await yard.user().Commit(pb.CommitRequest(name="m", kind="data", manifest=manifest))
+
+
+async def test_a_damaged_manifest_is_never_served(yard, tree):
+    await upload(yard.user(), tree({"a": b"1"}), workspace="default", name="m", kind="data")
+    with sqlite3.connect(yard.home / "artifacts.db") as database:
+        database.execute("UPDATE artifact_manifest SET content = ?", (pb.Manifest().SerializeToString(),))
+    database.close()
+    error = await refused(yard.user().GetVersion(pb.GetVersionRequest(reference="m")))
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.DATA_LOSS, "ManifestDamaged")
+
+
+async def test_a_full_disk_is_told_and_what_was_stored_stays(yard, tree, tmp_path, monkeypatch):
+    await upload(yard.user(), tree({"a": b"1"}), workspace="default", name="m", kind="data")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trainyard_artifacts.blobs.os.fsync", full)
+        error = await refused(upload(yard.user(), tree({"b": b"2"}), workspace="default", name="m", kind="data"))
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DiskFull")
+    await download(yard.user(), "m", tmp_path / "out", workspace="default")
+    assert (await upload(yard.user(), tree({"b": b"2"}), workspace="default", name="m", kind="data")).number == 2
