@@ -43,9 +43,7 @@ async def test_without_a_yard_every_command_says_how_to_start_one(tmp_path: Path
         (S.INTERNAL, 70),
     ],
 )
-async def test_exit_codes_are_those_of_the_documentation(
-    yard: ScriptedYard, status: grpc.StatusCode, code: int
-) -> None:
+async def test_exit_codes_are_those_documented(yard: ScriptedYard, status: grpc.StatusCode, code: int) -> None:
     yard.refusals["CancelJob"] = [Refusal(status, "what is wrong", "SomeReason", "do this next")]
     ended = await run("cancel", "x")
     assert ended.code == code

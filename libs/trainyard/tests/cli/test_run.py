@@ -108,11 +108,11 @@ async def test_a_run_in_a_pipe_loads_nothing_it_does_not_need(yard: ScriptedYard
     ends(yard, "succeeded")
     code = (
         "import sys; from trainyard.cli import main; sys.argv = ['yard', 'run', sys.argv[1]]; main._run();"
-        "print([name for name in ('typer', 'rich', 'pydantic', 'ruamel.yaml', 'blake3', 'torch') if name in sys.modules])"
+        "print({'typer', 'rich', 'pydantic', 'ruamel.yaml', 'blake3', 'torch'} & set(sys.modules))"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, file, stdout=asyncio.subprocess.PIPE)
     out, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert out.decode().splitlines()[-1] == "[]"
+    assert out.decode().splitlines()[-1] == "set()"
 
 
 async def running(yard: ScriptedYard, file: str) -> tuple[asyncio.subprocess.Process, asyncio.Event]:
