@@ -111,7 +111,7 @@ def test_a_secret_from_a_file_loses_its_last_line_end(tmp_path: Path) -> None:
 
 
 def test_a_secret_whose_file_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SecretUnavailable, match="secret KEY: cannot read .*/nowhere: No such file"):
+    with pytest.raises(SecretUnavailable, match=r"secret KEY: cannot read .*/nowhere: No such file"):
         resolve(job_with(file=str(tmp_path / "nowhere")))
 
 

@@ -20,6 +20,8 @@ from trainyard_launcher.scheduler import backoff, is_away
 
 logger = logging.getLogger(__name__)
 
+_MAX_CALLS = 32  # at once: many ends at the same time must not become a flood
+
 Report = scheduler_pb2.ReportAttemptRequest
 Answer = scheduler_pb2.ReportAttemptResponse
 Answered = Callable[[Report, Answer], Awaitable[None]]
@@ -49,6 +51,7 @@ class Reporter:
         self._answered = answered
         self._call_timeout_s = call_timeout_s
         self._max_notes = max_notes
+        self._calls = asyncio.Semaphore(_MAX_CALLS)
         self._waiting: dict[str, deque[Report]] = {}
         self._background = Background()
 
@@ -95,7 +98,8 @@ class Reporter:
         """The scheduler's answer; None when it refuses the report for good."""
         for pause_s in backoff():
             try:
-                return await self._stub.ReportAttempt(report, timeout=self._call_timeout_s)
+                async with self._calls:
+                    return await self._stub.ReportAttempt(report, timeout=self._call_timeout_s)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     return Answer(stale=True)

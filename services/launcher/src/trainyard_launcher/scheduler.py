@@ -13,6 +13,7 @@ AWAY = frozenset(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         grpc.StatusCode.ABORTED,
+        grpc.StatusCode.CANCELLED,
         grpc.StatusCode.INTERNAL,
         grpc.StatusCode.UNKNOWN,
     }

@@ -1,0 +1,57 @@
+"""The launcher with the agent it ships with."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from trainyard_launcher.backends.process import sweep
+from trainyard_launcher.backends.process.agents import AGENT
+from trainyard_protos.v1 import launcher_pb2
+from yard import Yard, running_yard
+
+FOREVER = [sys.executable, "-c", "import signal; print('here', flush=True); signal.pause()"]
+
+
+@pytest.fixture
+async def yard(tmp_path: Path):
+    # Metrics only forgets here, so the agent must not wait long for what it cannot store.
+    async with running_yard(tmp_path, agent=AGENT, finalize_timeout_s=2) as yard:
+        yield yard
+
+
+async def test_output_reaches_a_follower_while_the_worker_runs(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER)
+    call = yard.user.Follow(launcher_pb2.FollowRequest(job_id=yard.job_of(attempt), attempt=1))
+    async with asyncio.timeout(30):
+        async for event in call:
+            if any(line.text == "here" and line.rank == 0 for line in event.lines.lines):
+                break
+    call.cancel()
+
+
+async def test_a_stop_ends_the_workers_and_the_agent(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER, workers_per_node=2, grace_period="2s")
+    yard.send_stop(attempt)
+    assert (await yard.scheduler.ended(attempt)).exit.reason == "Stopped"
+    assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_a_failing_worker_is_named_by_the_agent(yard: Yard) -> None:
+    code = "import os, sys; sys.exit(5 if os.environ['TRAINYARD_RANK'] == '1' else 0)"
+    attempt = yard.assign([sys.executable, "-c", code], workers_per_node=2)
+    yard.send_launch(attempt)
+    exit = (await yard.scheduler.ended(attempt)).exit
+    assert (exit.reason, exit.exit_code, exit.first_failing_rank) == ("WorkerFailed", 5, 1)
+
+
+async def test_a_killed_agent_takes_its_workers_along(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER, workers_per_node=2)
+    os.kill(json.loads((yard.node(attempt) / "started").read_text())["pid"], signal.SIGKILL)
+    assert (await yard.scheduler.ended(attempt)).exit.reason == "AgentLost"
+    assert not sweep.find(sweep.Target(attempt))
