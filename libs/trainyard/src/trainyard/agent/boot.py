@@ -3,9 +3,11 @@
 SIGTERM is held back until the second stage can forward it: it must neither kill the agent alone nor be lost.
 """
 
+# ruff: noqa: PTH  (pathlib takes longer to import than a worker may wait)
+
 from __future__ import annotations
 
-import _signal as signal
+import _signal as signal  # type: ignore[import-not-found]  # `signal` itself loads enum and more
 import json
 import os
 import sys

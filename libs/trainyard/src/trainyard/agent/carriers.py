@@ -48,7 +48,7 @@ class Carriers:
         self._shipping: asyncio.Task[None] | None = None
         self._syncing: asyncio.Task[None] | None = None
         self.checkpoints: CheckpointSync | None = None
-        self.link = Link(plan)
+        self.link = Link.of(plan)
         self.store = Store(plan, self.link)
         self.rules = LogRules(plan.log_rules)
         self.journal = Journal(folder / "spool", plan.node)
@@ -75,7 +75,7 @@ class Carriers:
         if self._shipping is not None:
             return
         self._prepared = prepared
-        self._shipper = Shipper(self.link, self._run(), self._sources)
+        self._shipper = Shipper(self.link, self._run(), self._sources, lambda why: self.note("FactsRefused", why))
         self.journal.tell(self._shipper.wake)
         self._shipping = asyncio.create_task(self._shipper.run())
         folder = checkpoint_folder(self._plan, prepared.root) if prepared else None
@@ -179,6 +179,7 @@ class Carriers:
         if self._prepared is not None:
             run.rewind.checkpoint = self.restored.version_id
             run.rewind.cut.update(self.restored.cut)
+            run.rewind.fence = self.restored.fence
         return run
 
     def _take_facts(self, facts: dict[str, Any]) -> None:

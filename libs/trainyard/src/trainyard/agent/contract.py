@@ -4,6 +4,8 @@
 importing torch. A command that names `torchrun` runs the stock one, once per node, with its options given as PET_*.
 """
 
+# ruff: noqa: PTH  (pathlib takes longer to import than a worker may wait)
+
 from __future__ import annotations
 
 import os

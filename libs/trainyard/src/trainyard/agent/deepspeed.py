@@ -1,5 +1,7 @@
 """What DeepSpeed's launcher does beside torchrun's contract. No ssh: every node has its agent."""
 
+# ruff: noqa: PTH  (pathlib takes longer to import than a worker may wait)
+
 from __future__ import annotations
 
 import json

@@ -27,24 +27,37 @@ class Link:
         token: the attempt's token; the launcher renews it.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self.token = plan.token
+    def __init__(self, *, token: str, endpoint: str = "", endpoint_file: str = "", ca_file: str = "") -> None:
+        """
+        Args:
+            endpoint: host and port, when there is no `endpoint_file` that names the present one.
+            ca_file: TLS root; "" for plaintext on loopback.
+        """
+        self._endpoint = endpoint
+        self._endpoint_file = endpoint_file
+        self._ca_file = Path(ca_file) if ca_file else None
+        self.token = token
+
+    @classmethod
+    def of(cls, plan: Plan) -> Link:
+        """The way to the yard that made this plan."""
+        return cls(
+            token=plan.token, endpoint=plan.endpoint, endpoint_file=plan.endpoint_file, ca_file=plan.ca_file
+        )
 
     def endpoint(self) -> str:
         """Where the yard is now, as far as this machine knows."""
-        if self._plan.endpoint_file:
+        if self._endpoint_file:
             try:
-                found = json.loads(Path(self._plan.endpoint_file).read_bytes())["endpoint"]
+                found = json.loads(Path(self._endpoint_file).read_bytes())["endpoint"]
                 return str(found)
             except (OSError, ValueError, KeyError, TypeError):
                 pass  # between two yards there is no such file; the last known port is kept over restarts
-        return self._plan.endpoint
+        return self._endpoint
 
     def connect(self) -> grpc.aio.Channel:
         """A new channel, for one conversation."""
-        ca_file = Path(self._plan.ca_file) if self._plan.ca_file else None
-        return connect(self.endpoint(), lambda: self.token, ca_file)
+        return connect(self.endpoint(), lambda: self.token, self._ca_file)
 
 
 async def keep_talking(converse: Callable[[], Awaitable[bool]]) -> None:
@@ -59,6 +72,8 @@ async def keep_talking(converse: Callable[[], Awaitable[bool]]) -> None:
         try:
             if await converse():
                 return
+        except TimeoutError:
+            pass
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INTERNAL:
                 print(f"the yard answered with a defect: {error.details()}", flush=True)  # noqa: T201 (the agent's log)

@@ -19,10 +19,10 @@ async def ended(pid: int, start_time: int) -> None:
         if start_time and process_start_time(pid) != start_time:
             return
         loop = asyncio.get_running_loop()
-        gone = loop.create_future()
-        loop.add_reader(descriptor, lambda: gone.done() or gone.set_result(None))
+        gone = asyncio.Event()
+        loop.add_reader(descriptor, gone.set)
         try:
-            await gone
+            await gone.wait()
         finally:
             loop.remove_reader(descriptor)
     finally:

@@ -107,7 +107,7 @@ def signal_process(pid: int, number: int) -> None:
 
 def _children_by_parent() -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
+    for name in os.listdir("/proc"):  # noqa: PTH208 (names alone; a Path for each would cost more than the look)
         if name.isdecimal():
             state, parent = _state_and_parent(name)
             if state not in "ZX":

@@ -24,6 +24,7 @@ class Restored:
     version_id: str = ""  # "" for a fresh start
     path: str = ""
     step: int = -1
+    fence: int = 0  # of the attempt that made it
     cut: dict[str, int] = field(default_factory=dict)
 
 
@@ -84,4 +85,4 @@ async def _fetch(version: artifacts_pb2.Version, folder: Path, store: Store) -> 
     entry = detail.manifest.files[0].path.partition("/")[0]
     await store.call(lambda stub: download(stub, version.id, folder, workspace=store.workspace, merge=True))
     checkpoint = version.checkpoint
-    return Restored(version.id, str(folder / entry), checkpoint.step, dict(checkpoint.cut))
+    return Restored(version.id, str(folder / entry), checkpoint.step, version.producer.fence, dict(checkpoint.cut))

@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import islice
+from typing import Any
 
 import grpc
 from trainyard_protos.v1 import common_pb2, launcher_pb2
@@ -83,7 +84,8 @@ class Session:
 
     async def _converse(self) -> bool:
         async with self._link.connect() as channel:
-            call = AgentServiceStub(channel).Session()  # type: ignore[no-untyped-call]
+            session: Any = AgentServiceStub(channel).Session
+            call = session()
             listening = asyncio.ensure_future(self._listen(call))
             try:
                 async for message in self._messages(listening):
@@ -156,7 +158,7 @@ class Session:
             phase=self._phase.phase,
         )
 
-    async def _listen(self, call: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
+    async def _listen(self, call: Any) -> None:
         async for command in call:
             match command.WhichOneof("command"):
                 case "welcome":

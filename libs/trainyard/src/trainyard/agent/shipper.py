@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from trainyard_protos.v1 import metrics_pb2
@@ -16,10 +16,22 @@ from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceStub
 
 from trainyard.agent.link import Link, keep_talking
 
+if TYPE_CHECKING:
+    from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceAsyncStub
+
 CALL_TIMEOUT_S = 30.0
 ACK_TIMEOUT_S = 60.0
 # Points are written into shared memory, which raises no event; they are looked for this often.
 LOOK_S = 0.5
+
+
+# Answers that another try would not change.
+_FINAL = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.ALREADY_EXISTS,
+)
 
 
 class Source(Protocol):
@@ -37,14 +49,26 @@ class Source(Protocol):
 
 
 class Shipper:
-    """Ships the records of all sources to one run."""
+    """Ships the records of all sources to one run.
 
-    def __init__(self, link: Link, run: metrics_pb2.Run, sources: Callable[[], Iterable[Source]]) -> None:
+    Attributes:
+        refused: why metrics takes nothing of this run; "" while it does.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        run: metrics_pb2.Run,
+        sources: Callable[[], Iterable[Source]],
+        complain: Callable[[str], None],
+    ) -> None:
         """
         Args:
             run: to be opened before anything is sent; opening twice is harmless.
             sources: called each round; there may be new ones.
+            complain: called with what metrics would not take.
         """
+        self._complain = complain
         self._link = link
         self._run = run
         self._sources = sources
@@ -76,25 +100,36 @@ class Shipper:
     async def _converse(self) -> bool:
         self._acknowledged.clear()
         async with self._link.connect() as channel:
-            stub = MetricsServiceStub(channel)  # type: ignore[no-untyped-call]
+            stub = MetricsServiceStub(channel)
+            self._opened = None  # a yard that lost its state learns of the run again
             try:
                 await self._open(stub)
                 return await self._ship(stub)
             except grpc.aio.AioRpcError as error:
-                if error.code() in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.PERMISSION_DENIED):
+                if error.code() in _FINAL:
                     self.refused = error.details() or "metrics refused the run"
                     return True
                 raise
 
-    async def _open(self, stub: MetricsServiceStub) -> None:
+    async def _open(self, stub: MetricsServiceAsyncStub) -> None:
         wanted = metrics_pb2.Run()
         wanted.CopyFrom(self._run)
-        if wanted != self._opened:
+        if wanted == self._opened:
+            return
+        try:
             await stub.OpenRun(metrics_pb2.OpenRunRequest(run=wanted), timeout=CALL_TIMEOUT_S)
-            self._opened = wanted
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.INVALID_ARGUMENT or self._opened is None:
+                raise
+            # Facts that were added are too large: points and lines go on without them.
+            self._run.CopyFrom(self._opened)
+            self._complain(error.details() or "facts of the run were refused")
+            return
+        self._opened = wanted
 
-    async def _ship(self, stub: MetricsServiceStub) -> bool:
-        call = stub.Append()
+    async def _ship(self, stub: MetricsServiceAsyncStub) -> bool:
+        append: Any = stub.Append  # the stub's type does not know that requests can be written one by one
+        call = append()
         try:
             while True:
                 self._wake.clear()
@@ -109,7 +144,7 @@ class Shipper:
         finally:
             call.cancel()
 
-    async def _round(self, stub: MetricsServiceStub, call: grpc.aio.StreamStreamCall) -> bool:  # type: ignore[type-arg]
+    async def _round(self, stub: MetricsServiceAsyncStub, call: Any) -> bool:
         """One batch of every source that has something; whether any had."""
         sources = {source.writer_id: source for source in self._sources()}
         sent = 0
@@ -129,7 +164,7 @@ class Shipper:
             sources[answer.writer_id].acknowledge(answer.next_seq)
         return sent > 0
 
-    async def _position(self, stub: MetricsServiceStub, writer_id: str) -> int:
+    async def _position(self, stub: MetricsServiceAsyncStub, writer_id: str) -> int:
         if writer_id not in self._acknowledged:
             request = metrics_pb2.GetPositionRequest(run_id=self._run.id, writer_id=writer_id)
             answer = await stub.GetPosition(request, timeout=CALL_TIMEOUT_S)
@@ -144,7 +179,7 @@ class Shipper:
             return
 
 
-async def _raise_status(call: grpc.aio.StreamStreamCall) -> None:  # type: ignore[type-arg]
+async def _raise_status(call: Any) -> None:
     """Turns an early end of the stream into the error it is."""
     raise grpc.aio.AioRpcError(
         await call.code() or grpc.StatusCode.UNAVAILABLE,

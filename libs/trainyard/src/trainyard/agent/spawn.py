@@ -6,7 +6,7 @@ to be killed with the agent before it runs a single instruction of the user's.
 
 from __future__ import annotations
 
-import _signal as signal
+import _signal as signal  # type: ignore[import-not-found]  # `signal` itself loads enum and more
 import os
 
 from trainyard.agent import native

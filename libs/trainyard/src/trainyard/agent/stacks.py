@@ -53,6 +53,6 @@ async def _dump(pid: int, reaper: Reaper) -> tuple[int, str]:
 
 def _is_python(pid: int) -> bool:
     try:
-        return Path(os.readlink(f"/proc/{pid}/exe")).name.startswith("python")
+        return Path(f"/proc/{pid}/exe").readlink().name.startswith("python")
     except OSError:
         return False

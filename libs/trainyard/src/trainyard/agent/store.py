@@ -64,7 +64,7 @@ class Store:
         async def converse() -> bool:
             try:
                 async with self._link.connect() as channel:
-                    answers.append(await action(ArtifactServiceStub(channel)))  # type: ignore[no-untyped-call]
+                    answers.append(await action(ArtifactServiceStub(channel)))
             except grpc.aio.AioRpcError as error:
                 if error.code() in _DEFINITE:
                     raise Refused(error) from error

@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 from pathlib import Path
+from typing import Any
 
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
@@ -100,7 +101,7 @@ class Node:
         preparing = asyncio.ensure_future(
             prepare(self._plan, self._folder, self._carriers.store, self._reaper, self._carriers.note)
         )
-        await asyncio.wait([preparing, self._stop], return_when=asyncio.FIRST_COMPLETED)
+        await _first(preparing, self._stop)
         if preparing.done():
             return preparing.result()
         preparing.cancel()
@@ -139,7 +140,7 @@ class Node:
         """Why the workers ended, and the rank whose last lines tell the story."""
         silent = asyncio.ensure_future(self._pulse.silent_for(self._plan.hang_timeout_s))
         try:
-            await asyncio.wait([gang.failed, gang.over, self._stop, silent], return_when=asyncio.FIRST_COMPLETED)
+            await _first(gang.failed, gang.over, self._stop, silent)
         finally:
             silent.cancel()
         if gang.failed.done():
@@ -218,6 +219,11 @@ class Node:
         if self._plan.tied_to_pid:
             await ended(self._plan.tied_to_pid, self._plan.tied_to_start_time)
             self._order_stop(StopOrder("Shutdown", self._plan.grace_s, "the process this job belongs to is gone"))
+
+
+async def _first(*futures: asyncio.Future[Any]) -> None:
+    """Waits until one of them is done."""
+    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _started_line(plan: Plan, started: list[Started], prepared: Prepared) -> str:

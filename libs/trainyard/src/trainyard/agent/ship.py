@@ -1,0 +1,133 @@
+"""`python -m trainyard.agent.ship FOLDER`: delivers the run of a plain process that used the tracker.
+
+Started by the tracker itself, detached from it. While the process lives and a yard is up, its numbers arrive as they are
+written; what is left when it ended is delivered then, together with what earlier processes could not deliver. Without a yard
+everything stays where it is, for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainyard_protos.v1 import metrics_pb2
+
+from trainyard.agent.carriers import add_facts, context
+from trainyard.agent.link import Link
+from trainyard.agent.owner import ended
+from trainyard.agent.shipper import LOOK_S, Shipper
+from trainyard.agent.tracked import Tracked
+from trainyard.home import YARD_FILE, boot_id, token
+from trainyard.tracker.offline import RUN_FILE
+
+LAST_TRY_S = 30.0
+LOCK_FILE = "shipping"
+
+
+async def ship(folder: Path) -> bool:
+    """Delivers one run and removes its folder; False when it has to stay, or another shipper has it.
+
+    Raises:
+        OSError, ValueError, KeyError: the folder holds no run.
+    """
+    home = folder.parent.parent
+    lock = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return False
+    try:
+        delivered = await _deliver(folder, home)
+        if delivered:
+            await asyncio.to_thread(shutil.rmtree, folder)
+        return delivered
+    finally:
+        os.close(lock)
+
+
+async def _deliver(folder: Path, home: Path) -> bool:
+    description = json.loads((folder / RUN_FILE).read_bytes())
+    run = _run(description)
+    link = Link(token=await _token(home, description), endpoint_file=str(home / YARD_FILE))
+    early: list[dict[str, Any]] = []
+    tracked = Tracked(folder, early.append)
+    shipper = Shipper(link, run, lambda: tracked.sources, _complain)
+    shipping = asyncio.create_task(shipper.run())
+    over = asyncio.create_task(_writer_ended(description))
+    while not over.done():
+        _look(tracked, early, shipper)
+        await asyncio.wait([over], timeout=LOOK_S)
+    _look(tracked, early, shipper)
+    finishing = asyncio.ensure_future(shipper.finish(shipping))
+    await asyncio.wait([finishing], timeout=LAST_TRY_S)
+    shipping.cancel()
+    return finishing.done() and not shipper.refused
+
+
+def _complain(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+def _look(tracked: Tracked, facts: list[dict[str, Any]], shipper: Shipper) -> None:
+    if tracked.look():
+        shipper.wake()
+    while facts:
+        fact = facts.pop(0)
+        shipper.update(lambda run, fact=fact: add_facts(run, fact))  # type: ignore[misc]
+
+
+async def _token(home: Path, description: dict[str, Any]) -> str:
+    """The users' token; there is none before the first yard of this home was started."""
+    try:
+        return token(home)
+    except FileNotFoundError:
+        await _writer_ended(description)
+        return token(home)
+
+
+async def _writer_ended(description: dict[str, Any]) -> None:
+    if description["boot_id"] == boot_id():
+        await ended(description["pid"], description["start_time"])
+
+
+def _run(description: dict[str, Any]) -> metrics_pb2.Run:
+    return metrics_pb2.Run(
+        id=description["id"],
+        name=description["name"],
+        created_ns=description["created_ns"],
+        context=json.dumps({**context(), **description["context"]}),
+    )
+
+
+async def ship_all(folder: Path) -> None:
+    """Delivers the run in `folder`, and then those that earlier processes left behind."""
+    delivered = await ship(folder)
+    for other in sorted(folder.parent.iterdir()) if delivered else ():
+        try:
+            await ship(other)
+        except (OSError, ValueError, KeyError) as error:
+            _complain(f"{other}: {error}")
+
+
+def main(argv: list[str]) -> int:
+    """Runs the shipper; the result is the process's exit code."""
+    if len(argv) != 2:
+        _complain("usage: python -m trainyard.agent.ship FOLDER")
+        return 2
+    try:
+        asyncio.run(ship_all(Path(argv[1])))
+    except FileNotFoundError as error:
+        _complain(f"nothing was shipped: {error}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

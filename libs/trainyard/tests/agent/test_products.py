@@ -1,0 +1,288 @@
+"""What workers produce arrives: numbers, lines, checkpoints, outputs; and what they need is there before they start."""
+
+import asyncio
+import json
+import subprocess
+
+import pytest
+from trainyard.artifacts import download, upload
+from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
+
+TRAIN = """
+import os, pathlib, signal, sys
+from trainyard import tracker
+resume = os.environ.get("TRAINYARD_RESUME_FROM")
+start = int(pathlib.Path(resume).read_text()) + 1 if resume else 0
+print("starting at", start, flush=True)
+folder = pathlib.Path(os.environ["TRAINYARD_CHECKPOINT_DIR"])
+for step in range(start, 10):
+    tracker.log({"loss": 1.0 / (step + 1)}, step=step)
+    if step % 3 == 2:
+        draft = folder / "draft"
+        draft.write_text(str(step))
+        draft.rename(folder / f"step-{step}.txt")
+    if step == int(os.environ.get("DIE_AT", -1)):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+CHECKPOINTS = {"path": "checkpoints", "pattern": "step-{step}.txt", "settle_s": 0.2, "keep_last": 2}
+
+
+async def versions(yard, kind):
+    async with yard.artifacts_stub() as stub:
+        answer = await stub.ListVersions(artifacts_pb2.ListVersionsRequest(workspace="default", kind=kind))
+    return list(answer.versions)
+
+
+async def store(yard, folder, name, kind="code"):
+    async with yard.artifacts_stub() as stub:
+        return await upload(stub, folder, workspace="default", name=name, kind=kind)
+
+
+def folder_with(path, **files):
+    path.mkdir(parents=True)
+    for name, content in files.items():
+        (path / name.replace("__", ".")).write_text(content)
+    return path
+
+
+async def test_tracked_values_arrive_each_once(attempt):
+    code = "from trainyard import tracker\nfor s in range(25000): tracker.log({'loss': s, 'acc': -s}, step=s)"
+    run = attempt(["python-code", code])
+    assert (await run.run()).acknowledged
+    assert await run.series("loss") == {step: float(step) for step in range(25000)}
+    assert await run.series("acc") == {step: float(-step) for step in range(25000)}
+
+
+async def test_progress_and_newest_values_are_heard_while_training_runs(attempt, yard):
+    code = (
+        "import time; from trainyard import tracker\n"
+        "tracker.progress(4, 10); tracker.log({'loss': 0.25}, step=4)\nprint('logged', flush=True)\ntime.sleep(60)"
+    )
+    run = attempt(["python-code", code])
+    await run.start()
+    beat = await yard.launcher.wait_for(lambda each: each.heartbeat.progress.step == 4)
+    assert beat.heartbeat.progress.total_steps == 10
+    await yard.launcher.wait_for(lambda each: each.heartbeat.progress.metrics.get("loss") == 0.25)
+    run.process.terminate()
+    await run.wait()
+    assert run.exit().progressed
+
+
+async def test_what_a_worker_uses_is_measured_and_stored(attempt, yard):
+    run = attempt(["sh", "-c", "echo ready; sleep 60"])
+    await run.start()
+    beat = await yard.launcher.wait_for(lambda each: any(w.usage.memory_bytes for w in each.heartbeat.workers))
+    assert beat.heartbeat.workers[0].usage.memory_bytes < 100e6
+    run.process.terminate()
+    await run.wait()
+    assert list(await run.series("system/memory_bytes"))
+
+
+async def test_params_and_notes_of_a_script_become_those_of_its_run(attempt, yard):
+    code = "from trainyard import tracker; tracker.params({'lr': 0.5}); tracker.note('a note'); tracker.tags({'team': 'x'})"
+    run = attempt(["python-code", code], spec_json='{"spec": {}}')
+    await run.run()
+    async with yard.metrics_stub() as stub:
+        [stored] = (await stub.ListRuns(metrics_pb2.ListRunsRequest(workspace="default", job_id=run.job_id))).runs
+    assert json.loads(stored.params) == {"spec": {}, "lr": 0.5}
+    assert (stored.notes, dict(stored.tags)) == ("a note", {"team": "x"})
+
+
+async def test_a_yard_that_goes_away_and_comes_back_gets_everything_once(attempt, yard):
+    code = (
+        "import pathlib, time; from trainyard import tracker\n"
+        "for s in range(200):\n    tracker.log({'loss': s}, step=s); print('line', s, flush=True)\n"
+        "    if s == 50:\n        print('waiting', flush=True)\n        open('go').read()"
+    )
+    run = attempt(["python-code", code])
+    subprocess.run(["mkdir", run.folder / "work"], check=True)
+    subprocess.run(["mkfifo", run.folder / "work" / "go"], check=True)
+    await run.start()
+    await yard.launcher.wait_for_line("waiting")
+    await yard.stop()
+    await asyncio.to_thread((run.folder / "work" / "go").write_text, "\n")
+    await asyncio.to_thread(wait_for_text, run.folder / "out" / "rank-0.log", "line 199")
+    await yard.start()
+    assert await run.wait() == 0
+    assert run.exit().acknowledged
+    assert await run.series("loss") == {step: float(step) for step in range(200)}
+    texts = [line.text for line in await run.stored_lines() if line.text != "waiting"]
+    assert texts == [f"line {step}" for step in range(200)]
+
+
+async def test_without_a_yard_a_job_trains_to_its_end_and_says_what_is_not_stored(attempt, yard):
+    run = attempt(["sh", "-c", "echo hello"], finalize_timeout_s=1.0)
+    await yard.stop()
+    exit = await run.run()
+    assert run.output() == "hello\n"
+    assert (exit.reason, exit.acknowledged) == ("OutputsNotStored", False)
+    assert list(exit.unstored) == ["logs and points: not everything was acknowledged in time"]
+    await yard.start()
+
+
+async def test_code_is_unpacked_where_the_workers_run(attempt, yard, tmp_path):
+    await store(yard, folder_with(tmp_path / "code", train__sh="echo from the code"), "code")
+    run = attempt(["sh", "train.sh"], code_artifact="code@latest")
+    assert (await run.run()).reason == "Completed"
+    assert run.output() == "from the code\n"
+
+
+async def test_code_that_is_not_there_is_a_reason_of_its_own(attempt):
+    exit = await attempt(["true"], code_artifact="nothing@latest").run()
+    assert exit.reason == "CodeUnavailable"
+    assert "nothing@latest" in exit.message
+
+
+async def test_code_from_git_is_checked_out_at_its_ref(attempt, tmp_path):
+    source = folder_with(tmp_path / "source", train__sh="echo first")
+    git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "one"], ["tag", "v1"]):
+        subprocess.run([*git, *command], check=True)
+    (source / "train.sh").write_text("echo second")
+    subprocess.run([*git, "commit", "-qam", "two"], check=True)
+    run = attempt(["sh", "train.sh"], code_git={"url": source.as_uri(), "ref": "v1"})
+    assert (await run.run()).reason == "Completed"
+    assert run.output() == "first\n"
+
+
+async def test_a_git_ref_that_is_not_there_is_code_unavailable_with_gits_own_words(attempt, tmp_path):
+    exit = await attempt(["true"], code_git={"url": (tmp_path / "nowhere").as_uri(), "ref": "main"}).run()
+    assert exit.reason == "CodeUnavailable"
+    assert "nowhere" in exit.message
+
+
+async def test_inputs_are_in_place_before_the_workers_start(attempt, yard, tmp_path):
+    await store(yard, folder_with(tmp_path / "data", words__txt="some data\n"), "words", kind="data")
+    run = attempt(["cat", "data/set/words.txt"], inputs=[{"artifact": "words", "path": "data/set"}])
+    await run.run()
+    assert run.output() == "some data\n"
+
+
+async def test_an_input_that_is_not_there_is_a_reason_of_its_own(attempt):
+    exit = await attempt(["true"], inputs=[{"artifact": "nothing", "path": "data"}]).run()
+    assert exit.reason == "InputUnavailable"
+
+
+async def test_outputs_are_stored_when_the_workers_succeeded(attempt, yard, tmp_path):
+    script = "mkdir -p exports && echo model > exports/model.bin"
+    run = attempt(["sh", "-c", script], outputs=[{"path": "exports", "artifact": "model"}])
+    assert (await run.run()).acknowledged
+    async with yard.artifacts_stub() as stub:
+        version = await download(stub, "model@latest", tmp_path / "got", workspace="default")
+    assert (tmp_path / "got" / "model.bin").read_text() == "model\n"
+    assert version.producer.attempt_id == run.id
+
+
+async def test_outputs_of_failed_workers_are_not_stored(attempt, yard):
+    run = attempt(["sh", "-c", "touch model; exit 1"], outputs=[{"path": "model", "artifact": "model"}])
+    await run.run()
+    assert await versions(yard, "output") == []
+
+
+async def test_an_output_that_was_not_written_fails_the_job_and_is_named(attempt):
+    exit = await attempt(["true"], outputs=[{"path": "exports", "artifact": "model"}]).run()
+    assert (exit.reason, exit.acknowledged) == ("OutputsNotStored", False)
+    assert "'exports' does not exist" in exit.unstored[0]
+
+
+async def test_checkpoints_are_stored_with_step_cut_and_newest_values(attempt, yard):
+    run = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS)
+    assert (await run.run()).acknowledged
+    found = {each.checkpoint.step: each.checkpoint for each in await versions(yard, "checkpoint")}
+    assert 8 in found
+    assert list(found[8].cut.values()) == [9]
+    assert found[8].metrics["loss"] == pytest.approx(1 / 9)
+
+
+async def test_the_next_attempt_resumes_and_the_series_has_no_gap_and_no_doubled_step(attempt, yard):
+    first = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, env={"DIE_AT": "7"})
+    exit = await first.run()
+    assert (exit.signal, exit.progressed) == ("SIGKILL", True)
+    second = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, job_id=first.job_id, fence=2)
+    exit = await second.run()
+    assert second.output() == "starting at 6\n"
+    assert exit.resumed_from in {each.id for each in await versions(yard, "checkpoint")}
+    assert await second.series("loss") == {step: 1.0 / (step + 1) for step in range(10)}
+
+
+async def test_a_third_attempt_still_hides_what_the_first_wrote_beyond_its_checkpoint(attempt, yard):
+    first = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, env={"DIE_AT": "4"})
+    await first.run()
+    second = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, env={"DIE_AT": "7"}, job_id=first.job_id, fence=2)
+    await second.run()
+    third = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, job_id=first.job_id, fence=3)
+    await third.run()
+    assert third.output() == "starting at 6\n"
+    assert await third.series("loss") == {step: 1.0 / (step + 1) for step in range(10)}
+
+
+async def test_a_damaged_checkpoint_is_reported_and_the_next_older_one_taken(attempt, yard):
+    first = attempt(["python-code", TRAIN], checkpoints={**CHECKPOINTS, "keep_last": 0}, env={"DIE_AT": "7"})
+    await first.run()
+    damage(yard.home, b"5")
+    second = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, job_id=first.job_id, fence=2)
+    await second.run()
+    assert "starting at 3" in second.output()
+    assert "CheckpointDamaged" in yard.launcher.notes()
+
+
+async def test_a_rejected_checkpoint_is_not_resumed_from(attempt, yard):
+    first = attempt(["python-code", TRAIN], checkpoints={**CHECKPOINTS, "keep_last": 0}, env={"DIE_AT": "7"})
+    await first.run()
+    newest = (await versions(yard, "checkpoint"))[0]
+    second = attempt(
+        ["python-code", TRAIN], checkpoints=CHECKPOINTS, job_id=first.job_id, fence=2, rejected_checkpoints=[newest.id]
+    )
+    await second.run()
+    assert second.output() == "starting at 3\n"
+
+
+async def test_an_attempt_of_an_old_fence_stores_no_checkpoint(attempt, yard):
+    old = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, job_id="11111111-1111-4111-8111-111111111111")
+    new = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, job_id=old.job_id, fence=2)
+    await new.run()
+    before = {each.id for each in await versions(yard, "checkpoint")}
+    exit = await old.run()
+    assert not exit.acknowledged
+    assert {each.id for each in await versions(yard, "checkpoint")} == before
+
+
+async def test_a_requirements_file_becomes_an_environment_that_is_built_once(attempt, yard, tmp_path):
+    package = folder_with(
+        tmp_path / "code" / "greeting",
+        setup__py="from setuptools import setup; setup(name='greeting', version='1', py_modules=['greeting'])",
+    )
+    (package.parent / "requirements.txt").write_text("# nothing but the interpreter\n")
+    (package.parent / "show.py").write_text("import sys; print(sys.prefix)")
+    await store(yard, package.parent, "code")
+    prefixes = []
+    for _ in range(2):
+        run = attempt(["python", "show.py"], code_artifact="code", requirements="requirements.txt")
+        exit = await run.run()
+        assert exit.reason == "Completed", exit
+        prefixes.append(run.output())
+    assert prefixes[0] == prefixes[1]
+    assert str(yard.home / "cache" / "envs") in prefixes[0]
+
+
+async def test_requirements_that_cannot_be_installed_fail_with_uvs_own_words(attempt, yard, tmp_path):
+    await store(yard, folder_with(tmp_path / "code", requirements__txt="./no-such-package\n"), "code")
+    exit = await attempt(["true"], code_artifact="code", requirements="requirements.txt").run()
+    assert exit.reason == "EnvironmentFailed"
+    assert "no-such-package" in exit.message
+
+
+def damage(home, content):
+    """Changes a stored chunk on disk."""
+    [chunk] = [path for path in (home / "chunks").rglob("*") if path.is_file() and path.read_bytes() == content]
+    chunk.chmod(0o600)
+    chunk.write_bytes(b"?")
+
+
+def wait_for_text(path, text):
+    """Until a file that another process writes holds `text`: one `tail` reads as it grows."""
+    with subprocess.Popen(["tail", "-n", "+1", "-f", path], stdout=subprocess.PIPE, text=True) as tail:
+        for line in tail.stdout:
+            if text in line:
+                break
+        tail.kill()

@@ -1,0 +1,72 @@
+"""The spool keeps numbered records until they are acknowledged."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from trainyard.agent import spool as spools
+from trainyard.agent.spool import Spool
+
+
+class SpoolModel(RuleBasedStateMachine):
+    """A spool behaves like a list whose start is forgotten."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.spool = Spool(Path(self.folder.name))
+        self.records: list[bytes] = []
+        self.acknowledged = 0
+
+    def teardown(self):
+        self.spool.close()
+        self.folder.cleanup()
+
+    @rule(records=st.lists(st.one_of(st.binary(max_size=50), st.just(b"x" * 400_000)), max_size=5))
+    def append(self, records):
+        self.spool.append(records)
+        self.records += records
+
+    @rule(data=st.data())
+    def acknowledge(self, data):
+        self.acknowledged = data.draw(st.integers(self.acknowledged, len(self.records)))
+        self.spool.forget(self.acknowledged)
+
+    @rule(data=st.data(), limit=st.integers(1, 7))
+    def read(self, data, limit):
+        start = data.draw(st.integers(self.acknowledged, len(self.records)))
+        assert self.spool.read(start, limit, 10**9) == self.records[start : start + limit]
+
+    @invariant()
+    def numbers_go_on(self):
+        assert self.spool.next_seq == len(self.records)
+
+
+SpoolModel.TestCase.settings = settings(max_examples=40, deadline=None)
+TestSpool = SpoolModel.TestCase
+
+
+def test_acknowledged_segments_leave_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(spools, "SEGMENT_BYTES", 100)
+    spool = Spool(tmp_path)
+    for _ in range(20):
+        spool.append([b"x" * 60])
+    assert len(list(tmp_path.iterdir())) == 10
+    spool.forget(20)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_batch_is_bounded_in_bytes(tmp_path):
+    spool = Spool(tmp_path)
+    spool.append([b"x" * 60] * 20)
+    assert len(spool.read(0, 1000, 300)) == 5
+
+
+def test_a_full_disk_numbers_nothing(tmp_path):
+    spool = Spool(Path("/dev"))
+    with pytest.raises(OSError):
+        spool.append([b"x"])
+    assert spool.next_seq == 0
