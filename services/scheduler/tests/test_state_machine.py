@@ -5,6 +5,7 @@ import functools
 import tempfile
 from typing import TypeVar
 
+import pytest
 import sqlalchemy
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -212,7 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-TestScheduler = SchedulerMachine.TestCase
+TestScheduler = pytest.mark.slow(SchedulerMachine.TestCase)
 TestScheduler.settings = settings(
-    max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=12, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
 )
