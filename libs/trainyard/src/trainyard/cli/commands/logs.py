@@ -28,7 +28,7 @@ def logs(
         bool, typer.Option("-f", "--follow", help="Go on until the job ends; exits as the job did.")
     ] = False,
     rank: Annotated[
-        list[int] | None, typer.Option(help="Only this rank, -1 for the agent; can be given again.")
+        list[int] | None, typer.Option(help="Only this rank; -1 for what the agent says. Can be given again.")
     ] = None,
     tail: Annotated[int, typer.Option(min=0, help="Only the last lines so far; 0 for all.")] = 0,
     search: Annotated[str, typer.Option(help="Only lines that contain this.")] = "",
@@ -46,12 +46,13 @@ def logs(
         found = await client.get(job)
         show = _writer(found, times, output)
         position = Position(attempt=found.attempt)
-        stored = client.logs(found.id, attempt=attempt, ranks=rank or (), tail=tail, search=search)
+        ranks = rank or list(range(found.nodes * found.workers_per_node))
+        stored = client.logs(found.id, attempt=attempt, ranks=ranks, tail=tail, search=search)
         async for line in stored:
             show(line)
             if line.attempt == position.attempt:
                 position.next_seq[line.line.node] = line.line.seq + 1
-        return await _go_on(client, found, position, show, rank or [], search) if follow else 0
+        return await _go_on(client, found, position, show, ranks, search) if follow else 0
 
     with_client(work)
 
@@ -81,7 +82,7 @@ async def _go_on(
 
     async for event in client.follow(job.id, position):
         for line in event.lines.lines:
-            if (not ranks or line.rank in ranks) and search in line.text:
+            if line.rank in ranks and search in line.text:
                 show(metrics_pb2.StoredLine(attempt=position.attempt, line=line))
         if event.WhichOneof("event") == "dropped":
             complain(f"… {event.dropped.to_seq - event.dropped.from_seq} lines of node {event.dropped.node} are lost")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -49,8 +48,7 @@ class LiveView(PlainView):
         super().happened(event)
         self._describe(f"{self._name} {state_of(event)}")
 
-    def wrote(self, lines: Sequence[common_pb2.LogLine]) -> None:
-        text = "\n".join(map(self._form.text, lines))
+    def show(self, text: str) -> None:
         self._console.print(Text.from_ansi(text), soft_wrap=True)
 
     def progressed(self, progress: common_pb2.Progress) -> None:

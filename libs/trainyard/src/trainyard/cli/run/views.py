@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from trainyard.cli import terminal, words
-from trainyard.cli.lines import LineFormat
+from trainyard.cli.lines import AGENT, LineFormat
 from trainyard.client import states
 
 if TYPE_CHECKING:
@@ -61,7 +61,13 @@ class PlainView:
             self.note(told(event))
 
     def wrote(self, lines: Sequence[common_pb2.LogLine]) -> None:
-        terminal.say("\n".join(map(self._form.text, lines)))
+        for line in lines:
+            if line.rank != AGENT:
+                self.show(self._form.text(line))
+
+    def show(self, text: str) -> None:
+        """One line of output, ready to be read."""
+        terminal.say(text)
 
     def lost(self, count: int) -> None:
         self.note(f"{words.plural(count, 'line')} of output lost")
