@@ -170,6 +170,7 @@ class Attempt:
         """Runs the agent to its end; the exit record it left."""
         await self.start()
         assert await self.wait() == 0, self.log()
+        print(self.exit(), self.log())
         return self.exit()
 
     def exit(self) -> common_pb2.Exit:

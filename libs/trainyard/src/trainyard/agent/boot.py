@@ -50,6 +50,9 @@ def main(argv: list[str]) -> int:
 
 
 def second_stage(folder: str, plan: Plan, started: list[Started], failure: CannotStart | None) -> int:
+    # Every child of this process goes on to exec at once. gRPC's handlers would run in it first, and they crash when
+    # other threads are inside of gRPC.
+    os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     from trainyard.agent.supervisor import supervise
 
     return supervise(folder, plan, started, failure)

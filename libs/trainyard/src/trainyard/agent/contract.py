@@ -16,7 +16,9 @@ from trainyard.agent.plan import Plan
 from trainyard.agent.spawn import Command, Worker
 
 # What the launcher gives the agent for itself, and must not reach the user's program.
-_NOT_INHERITED = frozenset({"PYTHONPATH", "MALLOC_ARENA_MAX", "VIRTUAL_ENV", "PYTHONHOME"})
+_NOT_INHERITED = frozenset(
+    {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MALLOC_ARENA_MAX", "GRPC_ENABLE_FORK_SUPPORT"}
+)
 
 
 def workers_of(plan: Plan, folder: str, *, cwd: str = "", python_bin: str = "", resume_from: str = "") -> list[Worker]:

@@ -19,8 +19,9 @@ _LENGTH = struct.Struct("<I")
 class Spool:
     """Records 0, 1, 2, ...; read from any that is not forgotten."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = folder
+        self._segment_bytes = segment_bytes
         self._segments: list[int] = []  # first number of each, ascending
         self._file: FileIO | None = None
         self.next_seq = 0
@@ -47,7 +48,7 @@ class Spool:
         self.next_seq += len(records)
 
     def _writable(self) -> FileIO:
-        if self._file is None or self._file.tell() >= SEGMENT_BYTES:
+        if self._file is None or self._file.tell() >= self._segment_bytes:
             if self._file is not None:
                 self._file.close()
             # Unbuffered: after a failed write nothing may be left to be written later.
