@@ -47,6 +47,18 @@ async def test_a_fresh_start_hides_everything_before(ingestor):
     assert await steps(stub) == [0, 1, 2]
 
 
+async def test_a_rewind_may_follow_the_opening_and_then_stays(ingestor):
+    stub = ingestor.user()
+    await open_run(stub, 1, fence=1)
+    await append(stub, points(range(10), writer="first"))
+    await open_run(stub, 2, fence=2)
+    assert await steps(stub) == list(range(10))
+    await open_run(stub, 2, fence=2, rewind=rewind(first=6))
+    await open_run(stub, 2, fence=2, rewind=rewind(first=3))
+    await open_run(stub, 2, fence=2)
+    assert await steps(stub) == list(range(6))
+
+
 async def test_an_attempt_that_left_no_checkpoint_is_skipped(ingestor):
     stub = ingestor.user()
     await open_run(stub, 1, fence=1)
@@ -228,3 +240,31 @@ async def test_removing_a_job_removes_its_records_and_keeps_others(ingestor):
     assert not ingestor.records(1).parent.exists()
     assert list((await series(stub, "other"))["loss", 0].value) == [2]
     assert (await refused(append(stub, points([1])))).code() == grpc.StatusCode.NOT_FOUND
+
+
+async def test_a_stream_that_is_open_when_its_run_is_removed_is_told_so(ingestor):
+    stub = ingestor.user()
+    await open_run(stub)
+    call = stub.Append()
+    await call.write(points([1]))
+    assert (await call.read()).next_seq == 1
+    await ingestor.user().DeleteJobRuns(pb.DeleteJobRunsRequest(job_id="job"))
+    await call.write(points([2], first=1))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert reason_of(caught.value) == "RunNotFound"
+
+
+async def test_a_stream_that_is_open_when_the_ingestor_stops_is_told_to_come_back(ingestor):
+    stub = ingestor.user()
+    await open_run(stub)
+    call = stub.Append()
+    await call.write(points([1]))
+    assert (await call.read()).next_seq == 1
+    await ingestor.app.stop()
+    await call.write(points([2], first=1))
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert (caught.value.code(), reason_of(caught.value)) == (grpc.StatusCode.UNAVAILABLE, "Stopping")
+    await ingestor.restart()
+    assert await steps(ingestor.user()) == [0]

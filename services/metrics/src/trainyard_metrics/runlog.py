@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
-from servicekit.errors import InvalidArgument, NotFound, OutOfRange, ResourceExhausted, ServiceError, Unavailable
+from servicekit.errors import InvalidArgument, OutOfRange, ResourceExhausted, ServiceError, Unavailable
 from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
 from trainyard_metrics.counters import Counters
@@ -74,7 +74,7 @@ class RunLog:
         self._pending: list[tuple[AppendRequest, asyncio.Future[None]]] = []
         self._newest: asyncio.Future[None] | None = None
         self._flusher: asyncio.Task[None] | None = None
-        self._closed = False
+        self._finished: ServiceError | None = None
         self._warned = False
 
     def position(self, writer_id: str) -> int:
@@ -88,10 +88,10 @@ class RunLog:
             InvalidArgument: the batch contradicts itself.
             OutOfRange: records before it lack; `fields["expected"]` is the number to go on with.
             ResourceExhausted: too many writers.
-            NotFound: the run was deleted.
+            NotFound, Unavailable: the run was deleted, or the ingestor stops.
         """
-        if self._closed:
-            raise NotFound(f"run {self.run_id} was deleted", reason="RunNotFound", hint="open a new run")
+        if self._finished is not None:
+            raise self._finished
         batches.check(request)
         expected = self._staged.get(request.writer_id, 0)
         self._check_order(request, expected)
@@ -105,9 +105,9 @@ class RunLog:
         self._staged[request.writer_id] = expected + added
         return self._enqueue(request)
 
-    async def finish(self) -> None:
-        """Takes nothing more, and waits for what is staged."""
-        self._closed = True
+    async def finish(self, why: ServiceError) -> None:
+        """Waits for what is staged; whoever comes later gets `why`."""
+        self._finished = why
         if self._flusher is not None:
             await self._flusher
 

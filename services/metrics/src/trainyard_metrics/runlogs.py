@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from servicekit.errors import DataLoss
+from servicekit.errors import DataLoss, NotFound, ServiceError, Unavailable
 
 from trainyard_metrics.counters import Counters
 from trainyard_metrics.journal import Damaged, Journal
@@ -73,14 +73,15 @@ class RunLogs:
         """Removes the records of a run. Whoever still appends gets NotFound."""
         entry = self._entries.pop(run_id, None)
         if entry is not None:
-            await asyncio.gather(self._close(entry), return_exceptions=True)
+            deleted = NotFound(f"run {run_id} was deleted", reason="RunNotFound", hint="open a new run")
+            await asyncio.gather(self._close(entry, deleted), return_exceptions=True)
         await asyncio.get_running_loop().run_in_executor(self.executor, self._remove, run_id)
 
     async def close(self) -> None:
         """Writes what is staged, closes everything."""
         entries = list(self._entries.values())
         self._entries.clear()
-        await asyncio.gather(*(self._close(entry) for entry in entries), return_exceptions=True)
+        await asyncio.gather(*(self._close(entry, _stopping()) for entry in entries), return_exceptions=True)
         await asyncio.to_thread(self.executor.shutdown)
 
     def clean(self) -> None:
@@ -137,14 +138,20 @@ class RunLogs:
             idle = next((run_id for run_id, entry in self._entries.items() if _idle(entry)), None)
             if idle is None:
                 return
-            await self._close(self._entries.pop(idle))
+            await self._close(self._entries.pop(idle), _stopping())
 
-    async def _close(self, entry: _Entry) -> None:
+    async def _close(self, entry: _Entry, why: ServiceError) -> None:
         log = await entry.opening
-        await log.finish()
+        await log.finish(why)
         entry.finished = True
         if not entry.users:
             log.journal.close()
+
+
+def _stopping() -> Unavailable:
+    return Unavailable(
+        "the metrics ingestor stops", reason="Stopping", hint="connect again and go on from the position"
+    )
 
 
 def _idle(entry: _Entry) -> bool:

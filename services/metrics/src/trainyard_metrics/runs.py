@@ -52,7 +52,7 @@ def _parse(what: str, text: str) -> dict[str, object]:
 
 
 def open_run(session: Session, run: pb.Run) -> RunRow:
-    """Registers a run, or adds to it when it is there. `run` was checked.
+    """Registers a run, or adds to it when it is there. `run` was checked. A rewind, once given, stays.
 
     Raises:
         FailedPrecondition: StaleFence.
@@ -63,6 +63,8 @@ def open_run(session: Session, run: pb.Run) -> RunRow:
         row = _create(session, run)
     elif (row.workspace, row.job_id, row.fence) != (run.workspace, run.job_id, run.fence):
         raise AlreadyExists(f"run {run.id} is of another job or attempt", reason="RunExists", hint="make a new run id")
+    if row.rewind is None and run.HasField("rewind"):
+        row.rewind = run.rewind.SerializeToString()
     row.params = json.dumps({**json.loads(row.params), **_parse("params", run.params)})
     row.context = json.dumps({**json.loads(row.context), **_parse("context", run.context)})
     row.tags = json.dumps({**json.loads(row.tags), **run.tags})
@@ -81,7 +83,6 @@ def _create(session: Session, run: pb.Run) -> RunRow:
         job_id=run.job_id,
         fence=run.fence,
         created_ns=run.created_ns or now_ns(),
-        rewind=run.rewind.SerializeToString() if run.HasField("rewind") else None,
     )
 
 
