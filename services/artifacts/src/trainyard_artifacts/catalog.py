@@ -9,6 +9,7 @@ from servicekit.errors import AlreadyExists, DataLoss, FailedPrecondition, NotFo
 from servicekit.ids import new_id, now_ns
 from sqlalchemy import func
 from sqlmodel import Session, col, delete, select
+from sqlmodel.sql.expression import SelectOfScalar
 from trainyard.artifacts import manifest
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
@@ -189,7 +190,7 @@ def _next_number(session: Session, request: pb.CommitRequest) -> int:
     return newest.number + 1
 
 
-def _living(workspace: str, name: str):  # type: ignore[no-untyped-def]
+def _living(workspace: str, name: str) -> SelectOfScalar[VersionRow]:
     return select(VersionRow).where(
         VersionRow.workspace == workspace, VersionRow.name == name, col(VersionRow.deleted_ns).is_(None)
     )

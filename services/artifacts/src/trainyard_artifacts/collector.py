@@ -7,6 +7,7 @@ asked about since then is younger than the grace time.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from dataclasses import dataclass
 
@@ -48,7 +49,7 @@ class Collector:
         await self.store.write(lambda session: _drop_parts(session, oldest_part_ns))
         removed = 0
         for workspace in await self.blobs.workspaces():
-            used = await self.store.read(lambda session, workspace=workspace: used_chunks(session, workspace))  # type: ignore[misc]
+            used = await self.store.read(functools.partial(used_chunks, workspace=workspace))
             removed += await self.blobs.sweep(workspace, used, self.settings.chunk_grace_s)
         self.collected.inc(removed)
         return removed

@@ -11,7 +11,6 @@ from trainyard_protos.v1.metrics_pb2 import AppendRequest, Points
 REFUSED = "trainyard/refused"
 """Where points go whose name is not allowed or beyond the run's limit: their number, steps and values stay visible."""
 
-_MAX_NAME = 256
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 _MAX_WRITER = 128
 
