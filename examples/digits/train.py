@@ -148,6 +148,7 @@ def parse() -> argparse.Namespace:
 def train(args: argparse.Namespace, rank: int, world: int) -> None:
     trainer = Trainer(args, rank, world)
     trainer.resume()
+    print(f"worker {rank} of {world}: {len(trainer.labels) // world} images")
     if rank == 0:
         tracker.params(vars(args))
     while trainer.step < args.epochs:
