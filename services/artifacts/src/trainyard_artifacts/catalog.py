@@ -93,7 +93,7 @@ def find(session: Session, workspace: str, reference: Reference) -> VersionRow:
         raise NotFound(
             f"no {described} in workspace '{workspace}'",
             reason="VersionNotFound",
-            hint="`yard artifacts` lists what there is",
+            hint="'yard artifacts list' shows what there is",
         )
     return row
 

@@ -11,15 +11,20 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import IO
 
 from servicekit import logs
 from servicekit.server import Tls
+from trainyard.home import read_endpoint
 
 from trainyard_embedded.app import Yard
 from trainyard_embedded.settings import YardSettings
 from trainyard_embedded.yard_servicer import YardServicer
+
+_HANDOVER_S = 30.0
+_HANDOVER_STEP_S = 0.02
 
 
 def _arguments() -> argparse.Namespace:
@@ -52,14 +57,23 @@ def _settings(arguments: argparse.Namespace) -> YardSettings:
 
 
 def _lock(home: Path) -> IO[str]:
-    """Held for the life of the process: one yard a home."""
+    """Held for the life of the process: one yard a home. A yard that is going down is waited for.
+
+    Raises:
+        RuntimeError: a yard serves this home already.
+    """
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     file = (home / "yard.lock").open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RuntimeError(f"a yard already serves {home}: 'yard down' ends it") from None
-    return file
+    give_up = time.monotonic() + _HANDOVER_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if read_endpoint(home) is not None or time.monotonic() > give_up:
+                raise RuntimeError(f"a yard already serves {home}: 'yard down' ends it") from None
+        # Its holder either begins to serve or ends; no single event stands for both.
+        time.sleep(_HANDOVER_STEP_S)
 
 
 def _tell(descriptor: int, message: dict[str, str]) -> None:

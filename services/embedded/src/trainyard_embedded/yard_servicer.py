@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from servicekit.auth import require_user
+from servicekit.errors import Unavailable
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc, yard_pb2, yard_pb2_grpc
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class YardServicer(yard_pb2_grpc.YardServiceServicer):
         self._settings = settings
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self._attached = 0
+        self._closing = False
         self._farewells: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self.ended = asyncio.Event()
@@ -64,6 +66,8 @@ class YardServicer(yard_pb2_grpc.YardServiceServicer):
         self, request_iterator: AsyncIterator[yard_pb2.AttachRequest], context: Context
     ) -> AsyncIterator[yard_pb2.AttachResponse]:
         require_user()
+        if self._closing:
+            raise Unavailable("this yard is going down", reason="YardEnding", hint="start another one: yard up")
         self._attached += 1
         self._changed.set()
         wish = yard_pb2.AttachRequest()
@@ -133,6 +137,7 @@ class YardServicer(yard_pb2_grpc.YardServiceServicer):
             while True:
                 self._changed.clear()
                 if await self._unused():
+                    self._closing = True
                     return
                 await self._changed.wait()
         finally:
@@ -143,7 +148,8 @@ class YardServicer(yard_pb2_grpc.YardServiceServicer):
         if self._attached or self._farewells or await self._active(1):
             return False
         await asyncio.sleep(_LINGER_S)
-        return not self._attached and not await self._active(1)
+        idle = not await self._active(1)
+        return idle and not self._attached
 
     async def _wake_on_events(self, watch: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
         async for _ in watch:

@@ -75,7 +75,7 @@ class Registry:
             raise FailedPrecondition(
                 f"job {job_id} has nothing running here",
                 reason="NotRunning",
-                hint=f"see its state with: yard jobs {job_id}",
+                hint=f"see its state with: yard status {job_id}",
                 fields={"job": job_id},
             )
         return attempt

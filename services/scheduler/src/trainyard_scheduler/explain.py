@@ -60,7 +60,7 @@ def _next(job: Job, index: Index) -> list[str]:
     if state in (JobState.FAILED, JobState.CANCELLED):
         return [f"yard logs {short}", f"yard events {short}", f"yard retry {short}"]
     if state is JobState.SUCCEEDED:
-        return [f"yard logs {short}", f"yard metrics {short}", f"yard artifacts {short}"]
+        return [f"yard logs {short}", f"yard metrics {short}", f"yard artifacts list --job {short}"]
     if state is JobState.QUEUED:
         never = index.pending(job.id).never_fits
         return [f"yard cancel {short}", "yard jobs"] if never else [f"yard logs -f {short}", f"yard cancel {short}"]

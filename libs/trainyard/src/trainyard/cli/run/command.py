@@ -9,9 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trainyard import home
+from trainyard.errors import NotRunning
 
 if TYPE_CHECKING:
+    from trainyard.client.documents import Document
     from trainyard.client.yards import StartingYard
+
+
+_TRIES = 5
+"""How often a yard may end between being found and being held, as one that was started for another job does."""
 
 
 def run_file(source: str) -> int:
@@ -23,6 +29,14 @@ def run_file(source: str) -> int:
     from trainyard.client.documents import document
 
     found = document(source)
+    for _ in range(_TRIES):
+        code = _run(found)
+        if code is not None:
+            return code
+    raise NotRunning("the yard ends again and again before it can be used", hint="start one with 'yard up'")
+
+
+def _run(found: Document) -> int | None:
     starting = _start_if_needed()
     import asyncio
 

@@ -7,6 +7,7 @@ import signal
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from trainyard import errors
 from trainyard.cli.boundary import ExitCode
 from trainyard.client import AsyncClient
 
@@ -20,14 +21,21 @@ if TYPE_CHECKING:
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-async def run(source: Document) -> int:
-    """Runs a job of the yard that is up and returns the exit code of `yard run`."""
+async def run(source: Document) -> int | None:
+    """Runs a job in the yard that is up; returns the exit code of `yard run`, or None when that yard is ending."""
     received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, received.put_nowait, number)
-    async with AsyncClient() as client:
-        held = await client.attach() if client.ephemeral else None
+    try:
+        client = AsyncClient()
+    except errors.NotRunning:
+        return None
+    async with client:
+        try:
+            held = await client.attach() if client.ephemeral else None
+        except errors.NotRunning:
+            return None
         submission = asyncio.create_task(client.submit_document(source))
         # The request leaves now; the view is imported while the yard works on it.
         await asyncio.sleep(0)
@@ -37,7 +45,10 @@ async def run(source: Document) -> int:
         if held:
             await held.hold(job.id)
         session = _Session(client, job, make_view(job), received, held)
-        return await session.to_the_end()
+        code = await session.to_the_end()
+        if held:
+            await held.hold(job.id, detached=True)
+        return code
 
 
 class _Session:
@@ -88,13 +99,9 @@ class _Session:
             leave = interrupts.Wish.CANCEL if self._held else interrupts.Wish.DETACH
         if leave is interrupts.Wish.CANCEL:
             return await self._cancel()
-        if self._held:
-            await self._held.hold(self._job.id, detached=True)
         return ExitCode.INTERRUPTED
 
     async def _cancel(self) -> int:
-        from trainyard import errors
-
         with suppress(errors.Conflict):  # it has just ended
             await self._client.cancel(self._job.id, "asked for in yard run")
         await self._client.wait(self._job.id)
