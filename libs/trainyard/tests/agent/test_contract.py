@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from trainyard.agent import deepspeed
@@ -20,13 +21,13 @@ def env_of(tmp_path, rank=0, **fields):
 
 
 def test_path_begins_with_the_interpreters_folder(tmp_path):
-    assert env_of(tmp_path)["PATH"].split(os.pathsep)[0] == os.path.dirname(sys.executable)
+    assert env_of(tmp_path)["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 
 def test_pythonpath_holds_the_tracker_and_nothing_inherited(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
     [folder] = env_of(tmp_path)["PYTHONPATH"].split(os.pathsep)
-    assert os.listdir(folder) == ["trainyard"]
+    assert [path.name for path in Path(folder).iterdir()] == ["trainyard"]
 
 
 def test_the_users_pythonpath_comes_first(tmp_path):
@@ -117,5 +118,5 @@ def test_batch_sizes_that_fit_are_accepted(tmp_path):
 
 
 def test_a_configuration_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(CannotStart, match="'ds.json' cannot be read: No such file"):
+    with pytest.raises(CannotStart, match=r"'ds\.json' cannot be read: No such file"):
         deepspeed.check_configuration(["python", "t.py", "--deepspeed_config=ds.json"], str(tmp_path), 1)

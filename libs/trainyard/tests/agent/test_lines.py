@@ -4,7 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.agent.lines import MAX_LINE_BYTES, Flood, LineSplitter
 
-pieces = st.sampled_from([b"a", b"bc", "é".encode(), "漢".encode(), b"\r", b"\n", b"\r\n", b"x" * 40_000, b"\xff", b" "])
+pieces = st.sampled_from(
+    [b"a", b"bc", "é".encode(), "漢".encode(), b"\r", b"\n", b"\r\n", b"x" * 40_000, b"\xff", b" "]
+)
 streams = st.lists(pieces, max_size=40).map(b"".join)
 
 

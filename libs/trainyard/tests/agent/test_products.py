@@ -79,7 +79,8 @@ async def test_what_a_worker_uses_is_measured_and_stored(attempt, yard):
 
 
 async def test_params_and_notes_of_a_script_become_those_of_its_run(attempt, yard):
-    code = "from trainyard import tracker; tracker.params({'lr': 0.5}); tracker.note('a note'); tracker.tags({'team': 'x'})"
+    code = "from trainyard import tracker; tracker.params({'lr': 0.5}); tracker.note('a note')\n"
+    code += "tracker.tags({'team': 'x'})"
     run = attempt(["python-code", code], spec_json='{"spec": {}}')
     await run.run()
     async with yard.metrics_stub() as stub:

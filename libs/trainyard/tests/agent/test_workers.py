@@ -10,8 +10,8 @@ import pytest
 
 CONTRACT = """
 import json, os
-names = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-         "OMP_NUM_THREADS", "TRAINYARD_RANK", "TRAINYARD_NODE", "PYTHONUNBUFFERED"]
+names = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR",
+         "MASTER_PORT", "OMP_NUM_THREADS", "TRAINYARD_RANK", "TRAINYARD_NODE", "PYTHONUNBUFFERED"]
 print(json.dumps({name: os.environ.get(name) for name in names}))
 """
 
@@ -89,7 +89,10 @@ async def test_a_worker_ended_by_a_signal_is_reported_with_its_name(attempt):
 
 
 async def test_the_message_of_torchs_error_file_is_reported(attempt):
-    code = "import json, os; json.dump({'message': {'message': 'ValueError: bad'}}, open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w')); exit(1)"
+    code = (
+        "import json, os; error = {'message': {'message': 'ValueError: bad'}};"
+        "json.dump(error, open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w')); exit(1)"
+    )
     exit = await attempt(["python-code", code], runtime="torchrun").run()
     assert exit.message == "rank 0 ended with exit code 1: ValueError: bad"
 
@@ -102,7 +105,11 @@ async def test_a_command_that_is_not_there_fails_the_start_and_says_where_it_was
 
 
 async def test_the_lowest_rule_whose_pattern_was_printed_is_reported(attempt):
-    rules = [{"rule": 0, "pattern": "never"}, {"rule": 2, "pattern": "out of (gas|memory)"}, {"rule": 3, "pattern": "CUDA"}]
+    rules = [
+        {"rule": 0, "pattern": "never"},
+        {"rule": 2, "pattern": "out of (gas|memory)"},
+        {"rule": 3, "pattern": "CUDA"},
+    ]
     exit = await attempt(["sh", "-c", "echo CUDA; echo out of memory; exit 1"], log_rules=rules).run()
     assert exit.matched_rule == 2
 

@@ -1,4 +1,6 @@
-"""What an agent talks to: real metrics and artifact services, and the launcher's end of the session, under a test's control."""
+"""What an agent talks to: real metrics and artifact services, and the launcher's end of the session, under a test's
+control.
+"""
 
 from __future__ import annotations
 
@@ -199,6 +201,4 @@ class Attempt:
             selector = metrics_pb2.SeriesSelector(workspace="default", job_id=self.job_id, names=[name])
             answer = await stub.QuerySeries(metrics_pb2.QuerySeriesRequest(selector=selector))
         assert len(answer.series) <= 1
-        return {
-            step: value for series in answer.series for step, value in zip(series.step, series.value, strict=True)
-        }
+        return {step: value for series in answer.series for step, value in zip(series.step, series.value, strict=True)}

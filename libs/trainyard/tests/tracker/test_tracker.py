@@ -86,8 +86,19 @@ def test_a_bad_value_is_dropped_with_one_warning_and_the_others_kept(session, fo
 
 
 @pytest.mark.parametrize(
-    "arguments", [(None,), (3,), ({},), ({"loss": "x"},), ({1: 2},), ({"": 1},), ({"x" * 500: 1},), ({"a": 1}, "x"), ({"a": 1}, 2**70)]
-)  # fmt: skip
+    "arguments",
+    [
+        (None,),
+        (3,),
+        ({},),
+        ({"loss": "x"},),
+        ({1: 2},),
+        ({"": 1},),
+        ({"x" * 500: 1},),
+        ({"a": 1}, "x"),
+        ({"a": 1}, 2**70),
+    ],
+)
 def test_nothing_that_is_logged_raises(session, arguments, capsys):
     session.log(*arguments)
 

@@ -3,7 +3,8 @@
 SIGTERM is held back until the second stage can forward it: it must neither kill the agent alone nor be lost.
 """
 
-# ruff: noqa: PTH  (pathlib takes longer to import than a worker may wait)
+# pathlib takes longer to import than a worker may wait.
+# ruff: noqa: PTH100, PTH103
 
 from __future__ import annotations
 
@@ -53,6 +54,9 @@ def second_stage(folder: str, plan: Plan, started: list[Started], failure: Canno
     # Every child of this process goes on to exec at once. gRPC's handlers would run in it first, and they crash when
     # other threads are inside of gRPC.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+    # asyncio loads ssl when it can, which is a tenth of the agent's memory. gRPC, the only one here to use TLS, has
+    # its own.
+    sys.modules["ssl"] = None  # type: ignore[assignment]
     from trainyard.agent.supervisor import supervise
 
     return supervise(folder, plan, started, failure)

@@ -1,7 +1,7 @@
 """Finds checkpoints as a script writes them: entries of one folder whose names match a pattern.
 
-An entry that was renamed into place is looked at immediately; one that is written in place, when nothing wrote to it for the
-settle time. The kernel says when something happened; the only timer is the settle time.
+An entry that was renamed into place is looked at immediately; one that is written in place, when nothing wrote to it
+for the settle time. The kernel says when something happened; the only timer is the settle time.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Candidates:
             return  # gone again; its return would be an event
 
     def finish(self) -> list[str]:
-        """Looks at everything a last time, now that nobody writes any more; returns names that are no whole checkpoints."""
+        """Looks a last time, now that nobody writes any more; returns what is no whole checkpoint, by name."""
         for timer in self._timers.values():
             timer.cancel()
         asyncio.get_running_loop().remove_reader(self._inotify.fileno())

@@ -121,7 +121,7 @@ class Carriers:
         self.samples[rank].add(values, time.time_ns(), step=int(time.monotonic() - self._began_s))
 
     async def finish(self, exit: common_pb2.Exit, patience_s: float, stop: asyncio.Future[Any]) -> list[str]:
-        """Stores the rest, for `patience_s` at most (less when a stop comes in); returns what is not stored, in words."""
+        """Stores the rest within `patience_s`, less when a stop comes in; returns what is not stored, in words."""
         unstored: list[str] = []
         work = asyncio.ensure_future(self._store_rest(exit, unstored))
         await asyncio.wait(

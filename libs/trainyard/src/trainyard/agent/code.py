@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -15,7 +16,7 @@ GIT_TIMEOUT_S = 600.0
 
 
 async def fetch_code(plan: Plan, work: Path, store: Store, reaper: Reaper, log: Path) -> tuple[Path, str]:
-    """Unpacks the job's code below `work`; returns where the workers run, and the id of the code's version ("" for none).
+    """Unpacks the job's code below `work`; where the workers run, and the id of the code's version ("" for none).
 
     Raises:
         NodeFailed: CodeUnavailable.
@@ -48,10 +49,14 @@ async def _clone(git: CodeGit, work: Path, reaper: Reaper, log: Path) -> Path:
         ["git", "checkout", "--quiet", "--detach", "FETCH_HEAD"],
     ):
         await _git(command, work, reaper, log, f"{git.url} at {ref}")
-    root = (work / git.path).resolve()
-    if not (root.is_dir() and root.is_relative_to(work.resolve())):
+    root = work / git.path
+    if not await asyncio.to_thread(_is_folder_below, root, work):
         raise NodeFailed("CodeUnavailable", f"{git.url} at {ref} has no folder '{git.path}'")
     return root
+
+
+def _is_folder_below(folder: Path, root: Path) -> bool:
+    return folder.is_dir() and folder.resolve().is_relative_to(root.resolve())
 
 
 async def _git(command: list[str], work: Path, reaper: Reaper, log: Path, what: str) -> None:

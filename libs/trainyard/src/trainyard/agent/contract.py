@@ -4,7 +4,8 @@
 importing torch. A command that names `torchrun` runs the stock one, once per node, with its options given as PET_*.
 """
 
-# ruff: noqa: PTH  (pathlib takes longer to import than a worker may wait)
+# pathlib takes longer to import than a worker may wait.
+# ruff: noqa: PTH100, PTH103, PTH104, PTH115, PTH118, PTH119, PTH120, PTH211
 
 from __future__ import annotations
 
@@ -16,9 +17,7 @@ from trainyard.agent.plan import Plan
 from trainyard.agent.spawn import Command, Worker
 
 # What the launcher gives the agent for itself, and must not reach the user's program.
-_NOT_INHERITED = frozenset(
-    {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MALLOC_ARENA_MAX", "GRPC_ENABLE_FORK_SUPPORT"}
-)
+_NOT_INHERITED = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MALLOC_ARENA_MAX", "GRPC_ENABLE_FORK_SUPPORT"})
 
 
 def workers_of(plan: Plan, folder: str, *, cwd: str = "", python_bin: str = "", resume_from: str = "") -> list[Worker]:
@@ -140,7 +139,7 @@ def _torchrun_options(plan: Plan) -> dict[str, str]:
 
 
 def _gpus(plan: Plan, local_rank: int | None) -> dict[str, str]:
-    """The devices a worker may see: its own, or all of the node's where LOCAL_RANK picks among them. None: no device."""
+    """The devices a worker may see: its own, or, for torchrun (None), all of the node's, as LOCAL_RANK picks."""
     if "CUDA_VISIBLE_DEVICES" in plan.env:
         return {}
     gpus = plan.gpus
@@ -151,7 +150,7 @@ def _gpus(plan: Plan, local_rank: int | None) -> dict[str, str]:
 
 
 def tracker_path(plan: Plan, folder: str) -> str:
-    """A folder that holds this package and nothing else, so that workers find the tracker and no other module of ours."""
+    """A folder that holds this package alone: workers find the tracker, and no other module of ours."""
     base = f"{plan.state_dir or folder}/tracker-path"
     link = f"{base}/trainyard"
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

@@ -1,6 +1,7 @@
 """What DeepSpeed's launcher does beside torchrun's contract. No ssh: every node has its agent."""
 
-# ruff: noqa: PTH  (pathlib takes longer to import than a worker may wait)
+# pathlib takes longer to import than a worker may wait.
+# ruff: noqa: PTH118, PTH119
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import os
 from trainyard.agent.plan import Plan
 from trainyard.agent.spawn import CannotStart
 
-# Options of the `deepspeed` command that say how many and where: the spec says that. Those with a value, and those without.
+# Options of the `deepspeed` command that say how many and where, which the spec says: with a value, and without.
 _WITH_VALUE = frozenset(
     {"-H", "--hostfile", "-i", "--include", "-e", "--exclude", "--num_nodes", "--num_gpus", "--num_accelerators",
      "--master_port", "--master_addr", "--node_rank", "--launcher", "--launcher_args", "--min_elastic_nodes",
@@ -107,5 +108,6 @@ def _check_batch(path: str, configuration: dict[str, object], world_size: int) -
         )
     if micro is None and total % (steps * world_size):
         raise CannotStart(
-            f"'{path}': train_batch_size {total} is no multiple of gradient_accumulation_steps {steps} x {world_size} workers"
+            f"'{path}': train_batch_size {total} is no multiple of "
+            f"gradient_accumulation_steps {steps} x {world_size} workers"
         )

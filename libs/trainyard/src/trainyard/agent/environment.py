@@ -40,7 +40,7 @@ async def python_bin(requirements: str, root: Path, cache: Path, reaper: Reaper,
         ) from error
     interpreter = f"{platform.python_implementation()} {platform.python_version()} {platform.machine()}"
     target = cache / hashlib.sha256(interpreter.encode() + b"\0" + content).hexdigest()[:32]
-    cache.mkdir(parents=True, exist_ok=True)
+    await asyncio.to_thread(cache.mkdir, parents=True, exist_ok=True)
     async with _locked(target.with_suffix(".lock")):
         if not (target / READY_FILE).exists():
             await _build(file, target, reaper, log)

@@ -1,4 +1,4 @@
-"""The lines of this node: numbered once, kept on disk until metrics has them, and the newest in memory for live readers."""
+"""The lines of this node: numbered once, on disk until metrics has them, the newest in memory for live readers."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ _LONGEST_CHARACTER = 4  # bytes of UTF-8
 class LineSplitter:
     """Cuts one stream into lines. However the bytes arrive, the lines are the same.
 
-    A carriage return starts the line anew, as on a terminal: of a progress bar only the last state before the line's end
-    is a line. What is no UTF-8 is replaced.
+    A carriage return starts the line anew, as on a terminal: of a progress bar only the last state before the line's
+    end is a line. What is no UTF-8 is replaced.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,7 @@
 """The way to the yard: the endpoint of the moment, the token of the moment, and patience.
 
-A yard that is down, or comes back at another port, never disturbs training: every conversation is a loop that begins again.
+A yard that is down, or comes back at another port, never disturbs training: every conversation is a loop that begins
+again.
 """
 
 from __future__ import annotations
@@ -41,9 +42,7 @@ class Link:
     @classmethod
     def of(cls, plan: Plan) -> Link:
         """The way to the yard that made this plan."""
-        return cls(
-            token=plan.token, endpoint=plan.endpoint, endpoint_file=plan.endpoint_file, ca_file=plan.ca_file
-        )
+        return cls(token=plan.token, endpoint=plan.endpoint, endpoint_file=plan.endpoint_file, ca_file=plan.ca_file)
 
     def endpoint(self) -> str:
         """Where the yard is now, as far as this machine knows."""
@@ -72,8 +71,8 @@ async def keep_talking(converse: Callable[[], Awaitable[bool]]) -> None:
         try:
             if await converse():
                 return
-        except TimeoutError:
-            pass
+        except (TimeoutError, asyncio.InvalidStateError):
+            pass  # the second is grpc.aio's word for a call that ended while it was written to
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INTERNAL:
                 print(f"the yard answered with a defect: {error.details()}", flush=True)  # noqa: T201 (the agent's log)

@@ -1,7 +1,7 @@
 """Follows the workers' output files.
 
-The workers write to files and the agent tails them: neither a slow nor a dead agent ever stops a `print`. The kernel says when
-a file grew, so nothing is polled.
+The workers write to files and the agent tails them: neither a slow nor a dead agent ever stops a `print`. The kernel
+says when a file grew, so nothing is polled.
 """
 
 from __future__ import annotations

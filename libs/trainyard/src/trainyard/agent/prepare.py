@@ -1,4 +1,4 @@
-"""Everything that has to be in place before the workers start: code, environment, inputs, the checkpoint to go on from."""
+"""What has to be in place before the workers start: code, environment, inputs, the checkpoint to go on from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Child processes in asyncio: one place that waits for all of them.
 
-The agent adopts every orphan below it, so somebody has to reap children that nobody knows. Two callers of `waitpid(-1)` would
-steal each other's; therefore the workers, git, uv and py-spy all go through the same `Reaper`.
+The agent adopts every orphan below it, so somebody has to reap children that nobody knows. Two callers of
+`waitpid(-1)` would steal each other's; therefore the workers, git, uv and py-spy all go through the same `Reaper`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`python -m trainyard.agent.ship FOLDER`: delivers the run of a plain process that used the tracker.
 
-Started by the tracker itself, detached from it. While the process lives and a yard is up, its numbers arrive as they are
-written; what is left when it ended is delivered then, together with what earlier processes could not deliver. Without a yard
-everything stays where it is, for the next one.
+Started by the tracker itself, detached from it. While the process lives and a yard is up, its numbers arrive as they
+are written; what is left when it ended is delivered then, together with what earlier processes could not deliver.
+Without a yard everything stays where it is, for the next one.
 """
 
 from __future__ import annotations

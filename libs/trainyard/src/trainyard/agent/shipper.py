@@ -1,7 +1,7 @@
 """Delivers points and lines to the metrics service, each exactly once.
 
-Every writer's records are numbered. A round sends what is new of every writer, waits for the acknowledgements, and begins
-again; when the stream breaks, metrics is asked what it has, and the next round goes on there.
+Every writer's records are numbered. A round sends what is new of every writer, waits for the acknowledgements, and
+begins again; when the stream breaks, metrics is asked what it has, and the next round goes on there.
 """
 
 from __future__ import annotations

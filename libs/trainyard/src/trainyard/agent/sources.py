@@ -62,7 +62,7 @@ class Columns:
 
 
 class TrackerSource:
-    """Points of one tracker's log. The file is the only copy: it is read again when metrics lost what was on its way."""
+    """Points of one tracker's log. The file is the only copy: what got lost on its way is read again."""
 
     def __init__(self, path: Path) -> None:
         """

@@ -1,7 +1,7 @@
 """Starting a worker: fork, a few system calls, exec.
 
-Not `subprocess`: its import and its `preexec_fn` cost more than the whole start may take, and a worker must ask the kernel
-to be killed with the agent before it runs a single instruction of the user's.
+Not `subprocess`: its import and its `preexec_fn` cost more than the whole start may take, and a worker must ask the
+kernel to be killed with the agent before it runs a single instruction of the user's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Numbered records that are not yet acknowledged, on disk: however long the yard is away, memory stays small.
 
-Segments `lines-<first number>`; a record is its length (u32, little-endian) and its bytes. A segment goes when all of it is
-acknowledged. Nothing is synced: this outlives the agent, and the machine's death takes the attempt with it anyway.
+Segments `lines-<first number>`; a record is its length (u32, little-endian) and its bytes. A segment goes when all of
+it is acknowledged. Nothing is synced: this outlives the agent, and the machine's death takes the attempt with it
+anyway.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the trackers of this node's processes have written: how far training is, its newest values, and the cut of a checkpoint."""
+"""What the trackers of a node have written: how far training is, its newest values, the cut of a checkpoint."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Tracked:
         return new
 
     def cut(self, until_ns: int, step: int) -> tuple[dict[str, int], dict[str, float]]:
-        """Of a checkpoint: every writer's position (writer id -> first number not in it), and the newest values there."""
+        """Of a checkpoint: positions (writer id -> first number not in it), and the newest values there."""
         self._find()
         positions: dict[str, int] = {}
         values: dict[str, float] = {}

@@ -5,8 +5,8 @@
         ...
         tracker.log({"train/loss": loss}, step=step)
 
-Inside a job the numbers go to the job's run. In a plain `python train.py` they make a run of their own: they are kept on
-disk, and shipped by a process of its own as soon as a yard is up on this machine.
+Inside a job the numbers go to the job's run. In a plain `python train.py` they make a run of their own: they are kept
+on disk, and shipped by a process of its own as soon as a yard is up on this machine.
 
 No call here raises, blocks on the network, or starts a thread: training never fails because of its bookkeeping. What
 cannot be recorded is dropped, and said once on stderr. Only the standard library is imported.

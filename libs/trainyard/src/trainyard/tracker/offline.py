@@ -1,7 +1,7 @@
 """A run of its own: what the tracker does in a process that belongs to no job.
 
-The process writes into a folder under the yard's home and starts a shipper, which is detached from it: shipping is never
-a thread of the trainer. The shipper waits for the process to end; what it cannot deliver stays for the next one.
+The process writes into a folder under the yard's home and starts a shipper, which is detached from it: shipping is
+never a thread of the trainer. The shipper waits for the process to end; what it cannot deliver stays for the next one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def begin() -> Path:
 
 def _describe(run_folder: Path, run_id: str) -> None:
     pid = os.getpid()
-    context = {"argv": sys.argv, "cwd": os.getcwd(), "python": sys.version, "host": os.uname().nodename}
+    context = {"argv": sys.argv, "cwd": str(Path.cwd()), "python": sys.version, "host": os.uname().nodename}
     description = {
         "id": run_id,
         "name": Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python",

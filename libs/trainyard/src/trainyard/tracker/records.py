@@ -3,13 +3,14 @@
 One file per writing process, memory-mapped by its writer, so that what was written survives the writer's death by any
 signal. Everything is little-endian.
 
-    header    64 bytes: magic "TYLOG\\0\\0\\1", writer id (16 bytes, a UUID), rank (i32), pid (u32), created_ns (i64), zeros
-    record    length of the payload (u32, never 0), CRC-32 of kind and payload (u32), kind (u8), payload, zeros up to a
-              multiple of 8
+    header    64 bytes: magic "TYLOG\\0\\0\\1", writer id (16 bytes, a UUID), rank (i32), pid (u32),
+              created_ns (i64), zeros
+    record    length of the payload (u32, never 0), CRC-32 of kind and payload (u32), kind (u8), payload,
+              zeros up to a multiple of 8
     the end   a length of 0: files grow by zeros
 
-The length is stored last, with its record behind it, and the CRC covers the rest: a reader never takes a torn record for
-a whole one; it stops before it and looks again later. A reader needs no lock and the writer never looks back.
+The length is stored last, with its record behind it, and the CRC covers the rest: a reader never takes a torn record
+for a whole one; it stops before it and looks again later. A reader needs no lock and the writer never looks back.
 
     kind  payload
     1     shape: JSON list of names; shapes are numbered 0, 1, 2, ... in the order they appear
@@ -18,8 +19,8 @@ a whole one; it stops before it and looks again later. A reader needs no lock an
     4     facts: JSON object {"params" | "tags" | "note": value}
     5     the end: the writer said that it is done
 
-Points are numbered 0, 1, 2, ... per writer, name by name within a record. Those numbers are the sequence numbers that the
-metrics service acknowledges.
+Points are numbered 0, 1, 2, ... per writer, name by name within a record. Those numbers are the sequence numbers that
+the metrics service acknowledges.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ _EMPTY = 0xFFFF_FFFF  # stands for a payload of no bytes, because a length of 0 
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Values that were logged together. Their sequence numbers are `first_seq`, `first_seq + 1`, ... in the order of `names`."""
+    """Values that were logged together, numbered from `first_seq` in the order of `names`."""
 
     first_seq: int
     names: tuple[str, ...]
