@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from trainyard.cli import reference as commands
 from trainyard.spec import reference, schema
 
 PAGES: dict[str, Callable[[], str]] = {
+    "cli.md": commands.page,
     "spec.md": reference.page,
     "trainingjob.schema.json": lambda: json.dumps(schema.json_schema(), indent=2, ensure_ascii=False) + "\n",
 }
