@@ -1,0 +1,134 @@
+"""`yard run` on a terminal, through a pseudo-terminal."""
+
+import asyncio
+import fcntl
+import os
+import pty
+import re
+import signal
+import struct
+import sys
+import termios
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from trainyard_protos.v1 import common_pb2, launcher_pb2
+
+from libs.trainyard.tests.client.scripted import JOB_ID, ScriptedYard, document, event, job, line, lines, started
+
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+class Terminal:
+    """A command on a pseudo-terminal: what it showed, and a keyboard."""
+
+    def __init__(self, process: asyncio.subprocess.Process, descriptor: int) -> None:
+        self.process = process
+        self.shown = ""
+        self._descriptor = descriptor
+        self._changed = asyncio.Event()
+        asyncio.get_running_loop().add_reader(descriptor, self._read)
+
+    def _read(self) -> None:
+        try:
+            self.shown += os.read(self._descriptor, 65536).decode(errors="replace")
+        except OSError:  # the other side is closed
+            self.close()
+        self._changed.set()
+
+    @property
+    def text(self) -> str:
+        """What was shown, without colours and cursor movements."""
+        return ESCAPES.sub("", self.shown)
+
+    async def until(self, text: str) -> None:
+        async with asyncio.timeout(60):
+            while text not in self.text:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def type(self, keys: str) -> None:
+        os.write(self._descriptor, keys.encode())
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._descriptor)
+
+
+@asynccontextmanager
+async def running(yard: ScriptedYard, tmp_path: Path, end: asyncio.Event) -> AsyncIterator[Terminal]:
+    """A run on a terminal whose job goes on until the event."""
+    file = tmp_path / "job.json"
+    file.write_text(document())
+    progress = common_pb2.Progress(
+        step=120, total_steps=600, updated_ns=1, seconds_left=42.0, metrics={"loss": 0.25, "system/cpu": 1.0}
+    )
+    yard.job = job("running")
+    yard.events = [[event(1, "Running", "running"), end, event(2, "Succeeded", "succeeded")]]
+    yard.live = [[started(1), lines(line(0, "hello")), launcher_pb2.FollowEvent(progress=progress), end]]
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "trainyard.cli.main", "run", str(file)),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm-256color"},
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
+    )
+    os.close(theirs)
+    terminal = Terminal(process, ours)
+    try:
+        await terminal.until("hello")
+        yield terminal
+    finally:
+        end.set()
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        terminal.close()
+        os.close(ours)
+
+
+async def test_progress_is_shown_and_gone_at_the_end(yard: ScriptedYard, tmp_path: Path) -> None:
+    end = asyncio.Event()
+    async with running(yard, tmp_path, end) as terminal:
+        await terminal.until("step 120/600 · loss 0.25 · 42 s left")
+        yard.job = job("succeeded")
+        end.set()
+        await terminal.until("digits succeeded after 12 s")
+        assert await terminal.process.wait() == 0
+    assert "system/cpu" not in terminal.text
+
+
+async def test_the_first_interrupt_detaches(yard: ScriptedYard, tmp_path: Path) -> None:
+    async with running(yard, tmp_path, asyncio.Event()) as terminal:
+        terminal.type("\x03")
+        await terminal.until("Ctrl-C again to cancel it")
+        assert await asyncio.wait_for(terminal.process.wait(), 30) == 130
+    assert "detached: digits" in terminal.text
+    assert yard.asked("CancelJob") == []
+
+
+async def test_the_second_interrupt_offers_to_cancel(yard: ScriptedYard, tmp_path: Path) -> None:
+    end = asyncio.Event()
+    async with running(yard, tmp_path, end) as terminal:
+        terminal.type("\x03")
+        await terminal.until("Ctrl-C again to cancel it")
+        terminal.type("\x03")
+        await terminal.until("cancel digits? [y/N]")
+        yard.job = job("cancelled")
+        terminal.type("y\n")
+        assert await asyncio.wait_for(terminal.process.wait(), 30) == 7
+    assert [request.id for request in yard.asked("CancelJob")] == [JOB_ID]
+
+
+async def test_anything_but_yes_leaves_the_job_alone(yard: ScriptedYard, tmp_path: Path) -> None:
+    async with running(yard, tmp_path, asyncio.Event()) as terminal:
+        terminal.type("\x03")
+        await terminal.until("Ctrl-C again to cancel it")
+        terminal.process.send_signal(signal.SIGINT)
+        await terminal.until("cancel digits? [y/N]")
+        terminal.type("\n")
+        assert await asyncio.wait_for(terminal.process.wait(), 30) == 130
+    assert yard.asked("CancelJob") == []
