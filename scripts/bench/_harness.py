@@ -59,7 +59,7 @@ def interleave(cases: Mapping[str, Callable[[], T]], rounds: int, warmups: int =
     """
     results: dict[str, list[T]] = {name: [] for name in cases}
     for number in range(-warmups, rounds):
-        order = list(cases) if number % 2 == 0 else list(reversed(cases))
+        order = list(cases) if number % 2 == 0 else list(cases)[::-1]
         for name in order:
             progress(f"{'warm-up' if number < 0 else f'round {number + 1}/{rounds}'}: {name}")
             result = cases[name]()

@@ -14,7 +14,8 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from trainyard_embedded.app import Yard, YardSettings
+from trainyard_embedded.app import Yard
+from trainyard_embedded.settings import YardSettings
 from trainyard_launcher.backend import Found, Launch, NodeEnd, Place, Shell, ShellRequest, StartError
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 

@@ -48,7 +48,7 @@ def pretending_yard() -> Iterator[RunningYard]:
     """A fresh yard with the pretending backend, and a client of it."""
     with tempfile.TemporaryDirectory(prefix="yard-bench-") as home:
         ready, said = os.pipe()
-        command = [sys.executable, HERE / "_pretend.py", "--home", home, "--ready-fd", str(said)]
+        command = [sys.executable, str(HERE / "_pretend.py"), "--home", home, "--ready-fd", str(said)]
         with (Path(home) / "yard.log").open("wb") as log:
             process = subprocess.Popen(command, pass_fds=[said], env=clean_environment(), stdout=log, stderr=log)
         os.close(said)
@@ -113,7 +113,7 @@ def time_yard(count: int) -> float:
 def time_peer(count: int) -> float:
     """Tasks a second of Huey."""
     with tempfile.TemporaryDirectory(prefix="yard-bench-") as folder:
-        command = [environment() / "python", HERE / "_huey_peer.py", str(count), folder]
+        command = [str(environment() / "python"), str(HERE / "_huey_peer.py"), str(count), folder]
         done = subprocess.run(command, check=True, capture_output=True, text=True, env=clean_environment(), timeout=600)
         return count / float(json.loads(done.stdout.splitlines()[-1])["seconds"])
 

@@ -147,7 +147,7 @@ def time_client(client: Client, job: str) -> Timing:
 @contextlib.contextmanager
 def ray_client(bin_folder: Path, address: str) -> Iterator[Callable[[], Timing]]:
     """A warm Ray client in a process of its own; what is yielded submits one job with it."""
-    command = [bin_folder / "python", Path(__file__).with_name("_ray_client.py"), address]
+    command = [str(bin_folder / "python"), str(Path(__file__).with_name("_ray_client.py")), address]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=ray_environment(), stdin=pipe, stdout=pipe, text=True, bufsize=1) as process:
         assert process.stdin is not None and process.stdout is not None
