@@ -143,6 +143,16 @@ async def test_watching_ends_at_once_when_the_yard_was_shut_down(yard: ScriptedY
             [each async for each in client.watch(JOB_ID)]
 
 
+async def test_a_job_can_be_named_anywhere_as_people_name_it(yard: ScriptedYard) -> None:
+    async with AsyncClient() as client:
+        await client.series("@last")
+        [each async for each in client.versions(job="digits")]
+        await client.stacks(JOB_ID)
+    assert [request.id for request in yard.asked("GetJob")] == ["@last", "digits"]
+    assert yard.asked("ListSeries")[0].selector.job_id == JOB_ID
+    assert yard.asked("ListVersions")[0].job_id == JOB_ID
+
+
 async def test_waiting_ends_with_the_job(yard: ScriptedYard) -> None:
     yard.events = [[event(1, "Running", "running"), event(2, "Succeeded", "succeeded")]]
     async with AsyncClient() as client:

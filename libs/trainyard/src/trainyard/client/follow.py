@@ -14,7 +14,6 @@ from trainyard_protos.v1 import common_pb2, launcher_pb2
 
 from trainyard import errors
 from trainyard.client import states
-from trainyard.client.jobs import JobCalls
 from trainyard.client.runs import RunCalls
 
 Event = launcher_pb2.FollowEvent
@@ -35,7 +34,7 @@ class Position:
         return True
 
 
-class FollowCalls(JobCalls, RunCalls):
+class FollowCalls(RunCalls):
     """Following a job to its end."""
 
     async def follow(self, job: str, position: Position | None = None) -> AsyncIterator[Event]:
@@ -45,6 +44,7 @@ class FollowCalls(JobCalls, RunCalls):
         and started again is waited for.
         """
         position = position or Position()
+        job = await self.job_id(job)
         while True:
             try:
                 async for event in self.live(job, next_seq=position.next_seq):

@@ -14,6 +14,7 @@ from trainyard.client.connection import Connection
 from trainyard.client.documents import Document, Source, document
 from trainyard.client.statuses import code_of, from_code
 
+_ID_LENGTH = 36
 BATCH = 500
 """Documents in one SubmitBatch call."""
 
@@ -108,6 +109,14 @@ class JobCalls:
         """
         request = pb.GetJobRequest(workspace=self.workspace, id=job)
         return await self._connection.call(self._connection.scheduler.GetJob, request)
+
+    async def job_id(self, job: str) -> str:
+        """The full id of a job; only what is not one is asked for.
+
+        Raises:
+            NotFound: there is no such job, or several fit.
+        """
+        return job if len(job) == _ID_LENGTH else (await self.get(job)).id
 
     async def list(
         self,

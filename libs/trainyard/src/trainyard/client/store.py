@@ -7,23 +7,22 @@ from pathlib import Path
 
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
-from trainyard.client.connection import Connection
+from trainyard.client.jobs import JobCalls
 
 
-class ArtifactCalls:
+class ArtifactCalls(JobCalls):
     """Artifacts of the workspace. A reference is "name", "name@alias", "name@3" or the id of a version."""
 
-    _connection: Connection
-    workspace: str
-
     async def artifacts(self, *, kind: str = "", job: str = "") -> Sequence[pb.ListArtifactsResponse.Artifact]:
-        """All artifacts, each with its newest version; those of one kind or one job (full id) when given."""
-        request = pb.ListArtifactsRequest(workspace=self.workspace, kind=kind, job_id=job)
+        """All artifacts, each with its newest version; those of one kind or of one job when given."""
+        request = pb.ListArtifactsRequest(workspace=self.workspace, kind=kind, job_id=job and await self.job_id(job))
         return (await self._connection.call(self._connection.artifacts.ListArtifacts, request)).artifacts
 
     async def versions(self, name: str = "", *, kind: str = "", job: str = "") -> AsyncIterator[pb.Version]:
         """Versions, newest first."""
-        request = pb.ListVersionsRequest(workspace=self.workspace, name=name, kind=kind, job_id=job, page_size=500)
+        request = pb.ListVersionsRequest(
+            workspace=self.workspace, name=name, kind=kind, job_id=job and await self.job_id(job), page_size=500
+        )
         while True:
             page = await self._connection.call(self._connection.artifacts.ListVersions, request)
             for version in page.versions:

@@ -191,11 +191,11 @@ class Client:
         return self._loop.run(self._client.pools())
 
     def stacks(self, job: str) -> Sequence[launcher_pb2.RankStacks]:
-        """Python stacks of every rank of a job (full id), now."""
+        """Python stacks of every rank of a job, now."""
         return self._loop.run(self._client.stacks(job))
 
     def describe(self, job: str) -> launcher_pb2.DescribeResponse:
-        """The live state of each node and worker of a job (full id)."""
+        """The live state of each node and worker of a job."""
         return self._loop.run(self._client.describe(job))
 
     def artifacts(self, *, kind: str = "", job: str = "") -> Sequence[artifacts_pb2.ListArtifactsResponse.Artifact]:

@@ -37,8 +37,7 @@ def list_(
     async def work(client: AsyncClient) -> None:
         from trainyard.cli.output import write
 
-        identifier = (await client.get(job)).id if job else ""
-        versions = [version async for version in client.versions(name, kind=kind, job=identifier)]
+        versions = [version async for version in client.versions(name, kind=kind, job=job)]
         if output.for_programs:
             write(versions, output)
         else:

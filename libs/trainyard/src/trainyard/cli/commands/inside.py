@@ -25,7 +25,7 @@ def stacks(job: Job = LAST, output: Output = Format.TABLE) -> None:
         from trainyard.cli.output import write
         from trainyard.cli.terminal import say, styled
 
-        ranks = await client.stacks((await client.get(job)).id)
+        ranks = await client.stacks(job)
         if output.for_programs:
             write(ranks, output)
             return
@@ -46,6 +46,6 @@ def shell(
     async def work(client: AsyncClient) -> int:
         from trainyard.cli.shell import interact
 
-        return await interact(client, (await client.get(job)).id, rank, command or [])
+        return await interact(client, await client.job_id(job), rank, command or [])
 
     with_client(work)

@@ -39,13 +39,13 @@ def metrics(
     async def work(client: AsyncClient) -> None:
         from trainyard.cli.output import write
 
-        found = await client.get(job)
+        identifier = await client.job_id(job)
         if output.for_programs:
-            write(await client.metrics(found.id, names or (), max_points=points), output)
+            write(await client.metrics(identifier, names or (), max_points=points), output)
         elif names:
-            _plot(await client.metrics(found.id, names, max_points=points or _PLOT_POINTS))
+            _plot(await client.metrics(identifier, names, max_points=points or _PLOT_POINTS))
         else:
-            _table(found.id, await client.series(found.id), wide=output is Format.WIDE)
+            _table(identifier, await client.series(identifier), wide=output is Format.WIDE)
 
     with_client(work)
 

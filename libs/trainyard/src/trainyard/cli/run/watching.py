@@ -27,9 +27,9 @@ async def show(client: AsyncClient, job: pb.Job, view: View) -> None:
     view.submitted(job)
     output = asyncio.create_task(_output(client, job, view))
     waiting = asyncio.create_task(_pending(client, job, view))
+    ended = asyncio.create_task(_states(client, job, view, waiting))
     try:
-        ended = asyncio.create_task(_states(client, job, view, waiting))
-        await asyncio.wait({ended, output}, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait({ended, output}, return_when=asyncio.FIRST_COMPLETED)
         if output.done():
             output.result()
         await ended

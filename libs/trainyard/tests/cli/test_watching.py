@@ -1,0 +1,58 @@
+"""The view of a run, without a process around it."""
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+from trainyard import errors
+from trainyard.cli.run import watching
+from trainyard.client import AsyncClient
+
+from libs.trainyard.tests.client.scripted import Refusal, ScriptedYard, event, job, line, lines, started
+
+
+class _View:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.told.append(name)
+
+
+async def test_output_that_never_ends_does_not_keep_an_ended_job(
+    yard: ScriptedYard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "_LAST_LINES_S", 0.01)
+    yard.events = [[event(1, "Succeeded", "succeeded")]]
+    yard.live = [[started(1), lines(line(0, "hello")), asyncio.Event()]]
+    view = _View()
+    async with AsyncClient() as client:
+        await asyncio.wait_for(watching.show(client, job("running"), view), 30)
+    assert "happened" in view.told
+
+
+async def test_a_refused_stream_ends_the_run_with_its_error(yard: ScriptedYard) -> None:
+    never = asyncio.Event()
+    yard.events = [[event(1, "Running", "running"), never]]
+    yard.live = [[started(1), Refusal(grpc.StatusCode.PERMISSION_DENIED, "not yours")]]
+    async with AsyncClient() as client:
+        with pytest.raises(errors.Refused, match="not yours"):
+            await asyncio.wait_for(watching.show(client, job("running"), _View()), 30)
+
+
+async def test_the_end_of_output_alone_does_not_end_the_run(yard: ScriptedYard) -> None:
+    end = asyncio.Event()
+    yard.job = job("succeeded")
+    yard.events = [[event(1, "Running", "running"), end, event(2, "Succeeded", "succeeded")]]
+    yard.live = [[started(1), lines(line(0, "hello"))]]
+    async with AsyncClient() as client:
+        showing = asyncio.create_task(watching.show(client, job("running"), view := _View()))
+        async with asyncio.timeout(30):
+            while "wrote" not in view.told or not yard.asked("GetJob"):
+                await asyncio.sleep(0)
+        assert not showing.done()
+        end.set()
+        await asyncio.wait_for(showing, 30)
