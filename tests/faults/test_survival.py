@@ -173,12 +173,7 @@ HANG_SPEC = """
 
 def test_a_hung_worker_is_found_its_stacks_are_kept_and_it_is_retried(yard, job_file):
     with yard.client() as client:
-        job = client.submit(
-            job_file(
-                HANG,
-                "{command: [python, train.py], code: {path: .}, hangTimeout: 2s, retries: {limit: 1, backoff: 100ms}}\n",
-            )
-        )
+        job = client.submit(job_file(HANG, HANG_SPEC))
         ended = job.wait()
         assert [attempt.exit.reason for attempt in ended.attempts] == ["Hung", "Completed"]
         stacks = [line.line.text for line in job.logs() if line.line.stream == "stacks"]

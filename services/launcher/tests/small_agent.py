@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import grpc
+from google.protobuf import json_format
 from trainyard.home import boot_id, process_start_time
 from trainyard_protos.v1 import common_pb2, launcher_pb2, launcher_pb2_grpc
 
@@ -181,7 +182,7 @@ class Agent:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    plan = Plan.FromString((folder / "plan.bin").read_bytes())
+    plan = json_format.Parse((folder / "plan.json").read_bytes(), Plan())
     if not take(folder):
         return
     for file in plan.cgroup_procs:

@@ -108,7 +108,7 @@ async def test_nodes_of_one_machine_share_a_rendezvous_and_no_folder(yard: Yard)
 async def test_plans_can_be_read_by_their_owner_alone(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PASSPHRASE", "sesame")
     attempt = await yard.run(FOREVER, secrets=(secret("KEY", "PASSPHRASE"),))
-    for name in ("plan.bin", "plan.json"):
+    for name in ("plan.json",):
         assert stat.S_IMODE((yard.node(attempt) / name).stat().st_mode) == 0o600
     assert json.loads((yard.node(attempt) / "plan.json").read_text())["env"] == {"KEY": "sesame"}
     assert b"sesame" not in (yard.node(attempt).parent / "attempt.json").read_bytes()

@@ -14,9 +14,9 @@ from prometheus_client import CollectorRegistry
 from servicekit import server as servers
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
 from servicekit.celery import FORGET, LAUNCH, STOP, celery_app, start_queue, stop_queue
-from servicekit.channel import connect
 from servicekit.errors import Unavailable
 from servicekit.ids import new_id
+from trainyard.channel import connect
 from trainyard.spec import Metadata, Resources, Secret, SecretSource, Spec, TrainingJob
 from trainyard_launcher.app import Launcher
 from trainyard_launcher.backends.process import ProcessBackend

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from servicekit import server as grpc_server
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
 from servicekit.celery import celery_app
-from servicekit.channel import connect
+from trainyard.channel import connect
 from trainyard_scheduler.app import Scheduler
 from trainyard_scheduler.settings import Settings
 

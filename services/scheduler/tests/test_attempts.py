@@ -4,8 +4,8 @@ import asyncio
 
 import grpc
 import pytest
-from servicekit.channel import connect
 from servicekit.errors import reason_of
+from trainyard.channel import connect
 from trainyard_protos.v1 import scheduler_pb2 as s
 from trainyard_protos.v1 import scheduler_pb2_grpc
 

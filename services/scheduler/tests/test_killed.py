@@ -16,7 +16,7 @@ import grpc
 import pytest
 from kombu import Queue
 from servicekit.auth import bearer_token
-from servicekit.channel import connect
+from trainyard.channel import connect
 from trainyard_protos.v1 import common_pb2 as c
 from trainyard_protos.v1 import scheduler_pb2 as s
 from trainyard_protos.v1 import scheduler_pb2_grpc

@@ -23,14 +23,14 @@ _BATCH = 500
 _RETRY_S = 1.0
 
 
-class OutboxRow(SQLModel):
+class OutboxRow(SQLModel):  # type: ignore[no-redef]  # it has a field `kwargs`
     """Columns of an outbox; a service makes its table of it: `class Outbox(OutboxRow, table=True)`."""
 
     id: int | None = Field(default=None, primary_key=True)
     queue: str
     task: str
     kwargs: str
-    created_ns: int
+    created_ns: int = Field(sa_type=sqlalchemy.BigInteger)
 
 
 class Publisher:

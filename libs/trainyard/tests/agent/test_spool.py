@@ -35,6 +35,15 @@ class SpoolModel(RuleBasedStateMachine):
         self.acknowledged = data.draw(st.integers(self.acknowledged, len(self.records)))
         self.spool.forget(self.acknowledged)
 
+    @rule()
+    def another_process_reads_the_rest(self):
+        left = Spool.reopen(Path(self.folder.name))
+        assert left.next_seq == len(self.records)
+        found = []
+        while records := left.read(self.acknowledged + len(found), 100, 1_000_000):
+            found += records
+        assert found == self.records[self.acknowledged :]
+
     @rule(data=st.data(), limit=st.integers(1, 7))
     def read(self, data, limit):
         start = data.draw(st.integers(self.acknowledged, len(self.records)))
@@ -79,3 +88,14 @@ def test_a_record_that_cannot_be_written_gets_no_number_and_leaves_nothing_behin
     spool.append([b"two"])
     assert spool.read(0, 10, 1000) == [b"one", b"two"]
     spool.close()
+
+
+def test_a_record_that_was_being_written_is_not_part_of_a_reopened_spool(tmp_path):
+    spool = Spool(tmp_path)
+    spool.append([b"one", b"two"])
+    spool.close()
+    segment = tmp_path / "lines-000000000000"
+    segment.write_bytes(segment.read_bytes()[:-1])
+    left = Spool.reopen(tmp_path)
+    assert left.next_seq == 1
+    assert left.read(0, 10, 1000) == [b"one"]

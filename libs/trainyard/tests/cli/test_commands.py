@@ -63,7 +63,7 @@ async def test_problems_of_a_document_are_listed_with_file_line_field_and_spelli
     assert ended.err.splitlines() == [
         "job.yaml:12: spec.resources.cpus: is unknown; did you mean cpu?",
         "job.yaml:14: spec.nodes: is 0; allowed: 1 to 1024",
-        "error: 2 problems; nothing was created",
+        "error: 2 problems in the document; nothing was created",
     ]
 
 

@@ -11,7 +11,7 @@ import grpc
 from celery import Celery
 from servicekit.auth import AttemptTokens
 from servicekit.celery import Worker, start_queue, stop_queue
-from servicekit.channel import connect
+from trainyard.channel import connect
 from trainyard_protos.v1 import launcher_pb2_grpc, metrics_pb2, metrics_pb2_grpc, scheduler_pb2_grpc
 
 from trainyard_launcher import tasks

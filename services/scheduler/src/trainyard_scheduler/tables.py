@@ -154,7 +154,6 @@ class OutboxTable(OutboxRow, Record, table=True):  # type: ignore[no-redef]  # i
     """Messages to launchers that are not sent yet."""
 
     __tablename__ = "outbox"
-    created_ns: int = Field(sa_type=_BIG)
 
 
 def _core(table: type[SQLModel]) -> Table:

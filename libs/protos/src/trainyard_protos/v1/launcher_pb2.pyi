@@ -801,7 +801,7 @@ Global___AgentCommand: _TypeAlias = AgentCommand  # noqa: Y015
 
 @_typing.final
 class NodePlan(_message.Message):
-    """What the launcher writes for an agent before it starts it (process backend: `plan.bin` in the node's folder, mode
+    """What the launcher writes for an agent before it starts it (process backend: `plan.json` in the node's folder, mode
     0600; Kubernetes: a projected secret). The agent needs nothing else to begin.
     """
 
@@ -994,7 +994,7 @@ class NodePlan(_message.Message):
     code_artifact: _builtins.str
     """reference; "" for none"""
     requirements: _builtins.str
-    """content of the requirements file; "" for none"""
+    """path of the requirements file inside the code; "" for none"""
     grace_s: _builtins.float
     hang_timeout_s: _builtins.float
     """0: not watched"""

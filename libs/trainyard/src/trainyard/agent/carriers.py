@@ -48,7 +48,7 @@ class Carriers:
         self._shipping: asyncio.Task[None] | None = None
         self._syncing: asyncio.Task[None] | None = None
         self.checkpoints: CheckpointSync | None = None
-        self.link = Link.of(plan)
+        self.link = Link.of(plan, folder)
         self.store = Store(plan, self.link)
         self.rules = LogRules(plan.log_rules)
         self.journal = Journal(folder / "spool", plan.node)

@@ -17,6 +17,7 @@ import grpc
 from trainyard.agent.plan import Plan
 from trainyard.channel import connect
 
+TOKEN_FILE = "token"
 FIRST_BACKOFF_S = 0.1
 LAST_BACKOFF_S = 5.0
 
@@ -28,21 +29,47 @@ class Link:
         token: the attempt's token; the launcher renews it.
     """
 
-    def __init__(self, *, token: str, endpoint: str = "", endpoint_file: str = "", ca_file: str = "") -> None:
+    def __init__(
+        self,
+        *,
+        token: str,
+        endpoint: str = "",
+        endpoint_file: str = "",
+        ca_file: str = "",
+        token_file: Path | None = None,
+    ) -> None:
         """
         Args:
             endpoint: host and port, when there is no `endpoint_file` that names the present one.
             ca_file: TLS root; "" for plaintext on loopback.
+            token_file: where a renewed token is kept, for whoever goes on after this process.
         """
+        self._token_file = token_file
         self._endpoint = endpoint
         self._endpoint_file = endpoint_file
         self._ca_file = Path(ca_file) if ca_file else None
         self.token = token
 
     @classmethod
-    def of(cls, plan: Plan) -> Link:
-        """The way to the yard that made this plan."""
-        return cls(token=plan.token, endpoint=plan.endpoint, endpoint_file=plan.endpoint_file, ca_file=plan.ca_file)
+    def of(cls, plan: Plan, folder: Path) -> Link:
+        """The way to the yard that made the plan of this node's folder, with the newest token there is."""
+        renewed = folder / TOKEN_FILE
+        return cls(
+            token=renewed.read_text() if renewed.exists() else plan.token,
+            endpoint=plan.endpoint,
+            endpoint_file=plan.endpoint_file,
+            ca_file=plan.ca_file,
+            token_file=renewed,
+        )
+
+    def renew(self, token: str) -> None:
+        """From now on this token."""
+        self.token = token
+        if self._token_file is not None:
+            draft = self._token_file.with_suffix(".new")
+            draft.touch(mode=0o600)
+            draft.write_text(token)
+            draft.rename(self._token_file)
 
     def endpoint(self) -> str:
         """Where the yard is now, as far as this machine knows."""

@@ -164,7 +164,7 @@ class Session:
                 case "welcome":
                     self._heartbeat_s = command.welcome.heartbeat_s or HEARTBEAT_S
                 case "token":
-                    self._link.token = command.token.token
+                    self._link.renew(command.token.token)
                 case "stop":
                     self.on_stop(command.stop)
                 case "stacks":

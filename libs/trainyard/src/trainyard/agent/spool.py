@@ -28,6 +28,15 @@ class Spool:
         self.next_seq = 0
         self._cursor = (0, 0, 0)  # number, segment, offset of where the last read stopped
 
+    @classmethod
+    def reopen(cls, folder: Path) -> Spool:
+        """The spool another process left, to be read; a record it was still writing is not part of it."""
+        spool = cls(folder)
+        spool._segments = sorted(int(path.name.removeprefix("lines-")) for path in folder.glob("lines-*"))
+        if spool._segments:
+            spool.next_seq = spool._segments[-1] + _count(spool._path(spool._segments[-1]))
+        return spool
+
     def append(self, records: list[bytes]) -> None:
         """Adds records, numbered from `next_seq`.
 
@@ -63,7 +72,8 @@ class Spool:
         size = 0
         while seq < self.next_seq and len(records) < limit and size < limit_bytes:
             segment, offset = self._locate(seq)
-            found = self._read_segment(segment, offset, limit - len(records), limit_bytes - size)
+            wanted = min(limit - len(records), self.next_seq - seq)
+            found = self._read_segment(segment, offset, wanted, limit_bytes - size)
             if not found:
                 break
             records += found
@@ -111,3 +121,13 @@ class Spool:
 
     def _path(self, first: int) -> Path:
         return self._folder / f"lines-{first:012d}"
+
+
+def _count(segment: Path) -> int:
+    """How many whole records a segment holds."""
+    data = segment.read_bytes()
+    count = offset = 0
+    while offset + _LENGTH.size <= len(data):
+        offset += _LENGTH.size + _LENGTH.unpack_from(data, offset)[0]
+        count += offset <= len(data)
+    return count

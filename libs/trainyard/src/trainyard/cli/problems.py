@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from trainyard.cli import words
 from trainyard.cli.terminal import complain, styled
 from trainyard.errors import Problem, YardError
 
@@ -13,11 +14,10 @@ def show(error: YardError) -> None:
     if error.problems:
         for problem in error.problems:
             complain(describe(problem))
-        count = len(error.problems)
-        complain(f"{_title()} {'1 problem' if count == 1 else f'{count} problems'}; nothing was created")
+        complain(f"{_title()} {words.plural(len(error.problems), 'problem')} in the document; nothing was created")
     else:
         complain(f"{_title()} {error.message}")
-    if error.hint:
+    if error.hint and not error.problems:
         complain(f"{styled('next:', 'dim', sys.stderr)} {error.hint}")
 
 

@@ -79,7 +79,8 @@ def _show_plan(answer: pb.PlanResponse, file: str) -> None:
         say(f"would wait: {answer.pending.reason}: {answer.pending.message}")
     else:
         say("would start at once")
-    say(f"place in the queue: {answer.position}, with {words.plural(answer.jobs_ahead, 'job')} ahead")
+    if answer.position:
+        say(f"place in the queue: {answer.position}, with {words.plural(answer.jobs_ahead, 'job')} ahead")
     next_steps(f"yard run {file}", f"yard submit {file}")
 
 

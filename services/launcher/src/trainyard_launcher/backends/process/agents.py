@@ -15,6 +15,8 @@ from pathlib import Path
 from trainyard_launcher.backends.process.folders import NodeFolder
 
 AGENT = (sys.executable, "-m", "trainyard.agent")
+SALVAGE = (sys.executable, "-m", "trainyard.agent.salvage")
+SALVAGE_S = 15.0
 
 
 def environment(home: Path, attempt_id: str, node: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -47,6 +49,21 @@ def spawn(agent: Sequence[str], folder: NodeFolder, environ: Mapping[str, str]) 
             stderr=log,
             start_new_session=True,
         )
+
+
+async def salvage(folder: NodeFolder, environ: Mapping[str, str]) -> None:
+    """Delivers what an agent that died left on disk, as far as metrics takes it in time."""
+    if not folder.has_records():
+        return
+    with folder.log.open("ab") as log:
+        process = await asyncio.create_subprocess_exec(
+            *SALVAGE, str(folder.path), env=dict(environ), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    try:
+        await asyncio.wait_for(process.wait(), SALVAGE_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
 
 
 class Watch:

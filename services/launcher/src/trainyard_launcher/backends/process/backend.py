@@ -26,7 +26,7 @@ from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
 from trainyard_launcher.backend import Found, Launch, NodeEnd, Place, Shell, ShellRequest, StartError
 from trainyard_launcher.backends.process import cgroups, gpus, sweep
-from trainyard_launcher.backends.process.agents import AGENT, Watch, environment, free_port, spawn
+from trainyard_launcher.backends.process.agents import AGENT, Watch, environment, free_port, salvage, spawn
 from trainyard_launcher.backends.process.folders import (
     AttemptFolder,
     AttemptRecord,
@@ -84,9 +84,13 @@ class ProcessBackend:
     async def open(self, on_end: Callable[[NodeEnd], None]) -> Sequence[Found]:
         """Watches the agents that live, ends what the dead ones left, and says what was found."""
         self._on_end = on_end
-        found = []
+        found: list[Found] = []
+        lost: list[tuple[str, int]] = []
         for folder, record in await self._in_thread(self._scan):
-            found.append(await self._take_over(folder, record))
+            found.append(await self._take_over(folder, record, lost))
+        # Delivering what dead agents left needs metrics, which may come up after this: their ends are told later.
+        for attempt_id, index in lost:
+            self._look(attempt_id, index)
         return found
 
     def _scan(self) -> list[tuple[AttemptFolder, AttemptRecord]]:
@@ -101,7 +105,7 @@ class ProcessBackend:
                 self._sweep(sweep.Target(folder.path.name))
         return unfinished
 
-    async def _take_over(self, folder: AttemptFolder, record: AttemptRecord) -> Found:
+    async def _take_over(self, folder: AttemptFolder, record: AttemptRecord, lost: list[tuple[str, int]]) -> Found:
         attempt_id = record.facts.attempt_id
         self._hold(record)
         ends, unstarted = [], []
@@ -109,7 +113,11 @@ class ProcessBackend:
             started = await self._who(attempt_id, index)
             if started is None:
                 unstarted.append(index)
-            elif not (started.alive and self._watch(attempt_id, index, started.pid)):
+            elif started.alive and self._watch(attempt_id, index, started.pid):
+                continue
+            elif folder.node(index).exit() is None:
+                lost.append((attempt_id, index))
+            else:
                 ends.append(await self._finish(attempt_id, index))
         return Found(record.facts, ends, unstarted)
 
@@ -219,6 +227,8 @@ class ProcessBackend:
         """Ends the rest of a node and gives back what it had."""
         record = self._records[attempt_id]
         end = await self._in_thread(self._end_node, attempt_id, index, record.nodes[index])
+        if end.exit is None:
+            await salvage(self._folder(attempt_id).node(index), environment(self._home, attempt_id, index))
         left = self._left.setdefault(attempt_id, set())
         left.discard(index)
         if not left:

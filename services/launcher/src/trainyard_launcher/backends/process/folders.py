@@ -17,6 +17,7 @@ from trainyard_protos.v1 import common_pb2, launcher_pb2
 
 from trainyard_launcher.backend import Facts
 
+_PLAN = "plan.json"
 _RECORD = "attempt.json"
 _WRITE_LOOKS, _WRITE_LOOK_S = 50, 0.01
 _OVER = "over"  # the scheduler knows the end: not looked at again
@@ -80,16 +81,19 @@ class NodeFolder:
     def write_plan(self, plan: launcher_pb2.NodePlan) -> None:
         """Writes the plan for its owner alone: it holds the attempt's token and the job's secrets.
 
-        As protobuf, and as JSON for an agent that has no time to load protobuf first.
+        As JSON: an agent has no time to load protobuf before it starts its workers.
         """
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         fields = json_format.MessageToDict(plan, preserving_proto_field_name=True)
-        _write_private(self.path / "plan.json", json.dumps(fields).encode())
-        _write_private(self.path / "plan.bin", plan.SerializeToString())
+        _write_private(self.path / _PLAN, json.dumps(fields).encode())
 
     def plan(self) -> launcher_pb2.NodePlan:
         """Raises FileNotFoundError before it was written."""
-        return launcher_pb2.NodePlan.FromString((self.path / "plan.bin").read_bytes())
+        return json_format.Parse((self.path / _PLAN).read_bytes(), launcher_pb2.NodePlan())
+
+    def has_records(self) -> bool:
+        """Whether an agent may have left points or lines here."""
+        return any(any((self.path / name).glob("*")) for name in ("tracker", "spool"))
 
     def started(self) -> Started | None:
         """Who took the node; None when nobody has. Blocks for a moment while an agent is writing the file.

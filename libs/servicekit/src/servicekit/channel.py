@@ -1,2 +1,0 @@
-from trainyard.channel import OPTIONS as OPTIONS
-from trainyard.channel import connect as connect
