@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from launcher_yard import Yard, running_yard, secret
 from trainyard.home import process_start_time
 from trainyard_launcher.backends.process import sweep
-from yard import Yard, running_yard, secret
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 

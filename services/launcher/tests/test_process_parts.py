@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from launcher_yard import running_yard
 from trainyard.spec import Metadata, Secret, SecretSource, Spec, TrainingJob
 from trainyard_launcher.backend import Facts
 from trainyard_launcher.backends.process import cgroups, gpus, sweep
@@ -17,7 +18,6 @@ from trainyard_launcher.backends.process.folders import AttemptFolder, AttemptRe
 from trainyard_launcher.registration import launcher_id
 from trainyard_launcher.secrets import SecretUnavailable, resolve
 from trainyard_protos.v1 import common_pb2, launcher_pb2
-from yard import running_yard
 
 FACTS = Facts("default", "job", "name", "attempt", 3, 2, 2, 30.5)
 

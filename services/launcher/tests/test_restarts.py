@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from launcher_yard import SMALL_AGENT, Scheduler, Yard, running_yard
 from prometheus_client import CollectorRegistry
 from servicekit import server as servers
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
@@ -21,7 +22,6 @@ from trainyard.home import is_alive
 from trainyard_launcher.backends.process import sweep
 from trainyard_launcher.settings import Settings
 from trainyard_protos.v1 import scheduler_pb2_grpc
-from yard import SMALL_AGENT, Scheduler, Yard, running_yard
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from launcher_yard import WAIT_S, Yard, running_yard
 from servicekit.errors import reason_of
 from trainyard.channel import connect
 from trainyard_launcher.backends.process import sweep
 from trainyard_protos.v1 import launcher_pb2, launcher_pb2_grpc, scheduler_pb2
-from yard import WAIT_S, Yard, running_yard
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 Follow = launcher_pb2.FollowRequest

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from launcher_yard import Yard, running_yard
 from trainyard_launcher.backends.process import sweep
 from trainyard_launcher.backends.process.agents import AGENT
 from trainyard_protos.v1 import launcher_pb2
-from yard import Yard, running_yard
 
 FOREVER = [sys.executable, "-c", "import signal; print('here', flush=True); signal.pause()"]
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # with --import-mode=importlib, nothing else finds yard.py
+sys.path.insert(0, str(Path(__file__).parent))  # with --import-mode=importlib, nothing else finds agent_yard.py
 
-from yard import Attempt, Yard
+from agent_yard import Attempt, Yard
 
 
 @pytest.fixture
