@@ -160,6 +160,33 @@ def yard(home: YardHome) -> Iterator[YardHome]:
     home.assert_nothing_left()
 
 
+@pytest.fixture(scope="module")
+def yard_settings() -> Mapping[str, str]:
+    """The environment of a module's shared yard; a module that needs more has a fixture of this name."""
+    return {"TRAINYARD_LAUNCHER_CAPACITY_CPU": "16"}
+
+
+@pytest.fixture(scope="module")
+def shared_yard(
+    tmp_path_factory: pytest.TempPathFactory, yard_settings: Mapping[str, str]
+) -> Iterator[YardHome]:
+    """A yard for all tests of a module that need none of their own; their jobs do not mind each other."""
+    home = YardHome(tmp_path_factory.mktemp("home"), yard_settings)
+    try:
+        home.up()
+        yield home
+        home.down()
+        home.assert_nothing_left()
+    finally:
+        home.sweep()
+
+
+@pytest.fixture(scope="module")
+def client(shared_yard: YardHome) -> Iterator[Client]:
+    with shared_yard.client() as client:
+        yield client
+
+
 @pytest.fixture
 def job_file(tmp_path: Path) -> Callable[..., Path]:
     """Writes a folder with `train.py` and `job.yaml`; returns the job file."""
