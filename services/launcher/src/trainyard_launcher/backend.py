@@ -14,7 +14,7 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2
@@ -37,11 +37,15 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """An attempt to start: one plan per node, in which the backend fills in what only it knows (addresses, devices)."""
+    """An attempt to start: one plan per node, in which the backend fills in what only it knows (addresses, devices).
+
+    Plans are stored; `secrets`, variables of the workers, must reach the agents without being written anywhere.
+    """
 
     facts: Facts
     plans: Sequence[launcher_pb2.NodePlan]
     per_worker: common_pb2.Resources
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

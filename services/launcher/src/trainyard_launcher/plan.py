@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,17 +56,16 @@ class Planner:
             grace_s=quantities.seconds(job.spec.grace_period),
             deadline_ns=assignment.deadline_ns,
         )
-        common = self._common(assignment, facts, job, resolve(job))
+        common = self._common(assignment, facts, job)
         plans = []
         for node in range(facts.nodes):
             plan = Plan(node=node)
             plan.MergeFrom(common)
             plans.append(plan)
-        return Launch(facts, plans, common_pb2.Resources(cpu=cpu, memory_bytes=memory, gpu=gpu))
+        per_worker = common_pb2.Resources(cpu=cpu, memory_bytes=memory, gpu=gpu)
+        return Launch(facts, plans, per_worker, resolve(job))
 
-    def _common(
-        self, assignment: scheduler_pb2.Assignment, facts: Facts, job: TrainingJob, secrets: Mapping[str, str]
-    ) -> Plan:
+    def _common(self, assignment: scheduler_pb2.Assignment, facts: Facts, job: TrainingJob) -> Plan:
         from trainyard.spec import quantities
 
         spec = job.spec
@@ -85,7 +83,7 @@ class Planner:
             workers_per_node=facts.workers_per_node,
             runtime=spec.runtime,
             command=spec.command,
-            env={**spec.env, **secrets},
+            env=spec.env,
             gpus_per_worker=spec.resources.gpu,
             code_artifact=(spec.code.artifact or "") if spec.code else "",
             code_git=_git(job),

@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 from servicekit.ids import now_ns
 from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 from trainyard_launcher.background import Background
-from trainyard_launcher.scheduler import backoff, is_away
+from trainyard_launcher.scheduler import Batches, backoff, is_away
 
 logger = logging.getLogger(__name__)
-
-_MAX_CALLS = 32  # at once: many ends at the same time must not become a flood
 
 Report = scheduler_pb2.ReportAttemptRequest
 Answer = scheduler_pb2.ReportAttemptResponse
@@ -51,7 +49,7 @@ class Reporter:
         self._answered = answered
         self._call_timeout_s = call_timeout_s
         self._max_notes = max_notes
-        self._calls = asyncio.Semaphore(_MAX_CALLS)
+        self._calls = Batches(self._report_all)
         self._waiting: dict[str, deque[Report]] = {}
         self._background = Background()
 
@@ -98,8 +96,7 @@ class Reporter:
         """The scheduler's answer; None when it refuses the report for good."""
         for pause_s in backoff():
             try:
-                async with self._calls:
-                    return await self._stub.ReportAttempt(report, timeout=self._call_timeout_s)
+                return await self._calls.call(report)
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     return Answer(stale=True)
@@ -111,6 +108,10 @@ class Reporter:
                     return None
             await asyncio.sleep(pause_s)
         raise AssertionError("backoff never ends")
+
+    async def _report_all(self, reports: Sequence[Report]) -> Sequence[scheduler_pb2.ReportAttemptsResponse.Result]:
+        request = scheduler_pb2.ReportAttemptsRequest(requests=reports)
+        return (await self._stub.ReportAttempts(request, timeout=self._call_timeout_s)).results
 
     async def close(self) -> None:
         """Gives up what was not delivered: the next life finds it on disk."""

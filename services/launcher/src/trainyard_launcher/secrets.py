@@ -1,4 +1,4 @@
-"""Secrets of a job, read where its processes will run. Their values go into the node's plan and nowhere else."""
+"""Secrets of a job, read where its processes will run. Their values go to the agents and nowhere else."""
 
 from __future__ import annotations
 

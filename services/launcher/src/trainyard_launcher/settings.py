@@ -36,7 +36,7 @@ class Settings(BaseModel):
     max_notes: int = Field(default=100, gt=0)
     """Unsent notes kept per attempt while the scheduler does not answer."""
 
-    start_concurrency: int = Field(default=8, gt=0)
+    start_concurrency: int = Field(default=32, gt=0)
     stop_concurrency: int = Field(default=4, gt=0)
     task_timeout_s: float = Field(default=45, gt=0)
     """How long one Celery task may take; less than the broker's visibility timeout."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 
 import grpc
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -23,7 +24,7 @@ from trainyard_launcher.background import Background
 from trainyard_launcher.plan import Planner
 from trainyard_launcher.registry import Registry
 from trainyard_launcher.reports import Answer, Report, Reporter
-from trainyard_launcher.scheduler import backoff, is_away
+from trainyard_launcher.scheduler import Batches, backoff, is_away
 from trainyard_launcher.secrets import SecretUnavailable
 from trainyard_launcher.settings import Settings
 
@@ -51,6 +52,7 @@ class Supervisor:
         settings: Settings,
     ) -> None:
         self._stub = stub
+        self._claims = Batches(self._claim_all)
         self._backend = backend
         self._planner = planner
         self._launcher_id = launcher_id
@@ -120,12 +122,18 @@ class Supervisor:
         request = scheduler_pb2.ClaimAttemptRequest(attempt_id=attempt_id, fence=fence, launcher_id=self._launcher_id)
         for pause_s in backoff():
             try:
-                return await self._stub.ClaimAttempt(request, timeout=self._settings.call_timeout_s)
+                return await self._claims.call(request)
             except grpc.aio.AioRpcError as error:
                 if not is_away(error):
                     raise
             await asyncio.sleep(pause_s)
         raise AssertionError("backoff never ends")
+
+    async def _claim_all(
+        self, requests: Sequence[scheduler_pb2.ClaimAttemptRequest]
+    ) -> Sequence[scheduler_pb2.ClaimAttemptsResponse.Result]:
+        request = scheduler_pb2.ClaimAttemptsRequest(requests=requests)
+        return (await self._stub.ClaimAttempts(request, timeout=self._settings.call_timeout_s)).results
 
     async def _start(self, assignment: scheduler_pb2.Assignment) -> None:
         launch = self._planner.launch(assignment)

@@ -1020,7 +1020,7 @@ class NodePlan(_message.Message):
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def env(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """the user's; secrets are resolved into it by the launcher"""
+        """the user's; secrets are not in it: they go from the launcher to the agent in memory"""
 
     @_builtins.property
     def gpus(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

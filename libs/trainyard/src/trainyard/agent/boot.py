@@ -20,6 +20,8 @@ from trainyard.agent.spawn import CannotStart, Started, start_all
 
 STARTED_FILE = "started"
 LOG_FILE = "agent.log"
+SECRETS_VARIABLE = "TRAINYARD_SECRETS"
+"""The job's secrets, as JSON: they are in no file, so not in the plan."""
 HELD_BACK = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -34,6 +36,7 @@ def main(argv: list[str]) -> int:
     folder = os.path.abspath(argv[1])
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     plan = read_plan(folder)
+    plan.env.update(json.loads(os.environ.pop(SECRETS_VARIABLE, "{}")))
     if not claim(folder):
         return 0
     native.adopt_orphans()

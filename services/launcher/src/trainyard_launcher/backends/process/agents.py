@@ -19,6 +19,10 @@ SALVAGE = (sys.executable, "-m", "trainyard.agent.salvage")
 SALVAGE_S = 15.0
 
 
+SECRETS_VARIABLE = "TRAINYARD_SECRETS"
+"""Takes the job's secrets to the agent, so that they are in no file; the workers see their own names only."""
+
+
 def environment(home: Path, attempt_id: str, node: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What an agent is started with: this process's environment, marked so that all of an attempt can be found.
 

@@ -9,6 +9,7 @@ A node's life: folder and plan -> agent spawned -> agent takes `started` -> agen
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
@@ -26,7 +27,15 @@ from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
 from trainyard_launcher.backend import Found, Launch, NodeEnd, Place, Shell, ShellRequest, StartError
 from trainyard_launcher.backends.process import cgroups, gpus, sweep
-from trainyard_launcher.backends.process.agents import AGENT, Watch, environment, free_port, salvage, spawn
+from trainyard_launcher.backends.process.agents import (
+    AGENT,
+    SECRETS_VARIABLE,
+    Watch,
+    environment,
+    free_port,
+    salvage,
+    spawn,
+)
 from trainyard_launcher.backends.process.folders import (
     AttemptFolder,
     AttemptRecord,
@@ -176,8 +185,10 @@ class ProcessBackend:
                 plan.state_dir = str(self._home / "cache")
                 folder.write_plan(plan)
                 missing.append((index, folder))
+        secrets = {SECRETS_VARIABLE: json.dumps(dict(launch.secrets))} if launch.secrets else {}
         return {
-            index: spawn(self._agent, folder, environment(self._home, attempt_id, index)) for index, folder in missing
+            index: spawn(self._agent, folder, environment(self._home, attempt_id, index) | secrets)
+            for index, folder in missing
         }
 
     async def _undo(self, attempt_id: str) -> None:
