@@ -167,9 +167,7 @@ def yard_settings() -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="module")
-def shared_yard(
-    tmp_path_factory: pytest.TempPathFactory, yard_settings: Mapping[str, str]
-) -> Iterator[YardHome]:
+def shared_yard(tmp_path_factory: pytest.TempPathFactory, yard_settings: Mapping[str, str]) -> Iterator[YardHome]:
     """A yard for all tests of a module that need none of their own; their jobs do not mind each other."""
     home = YardHome(tmp_path_factory.mktemp("home"), yard_settings)
     try:

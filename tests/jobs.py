@@ -1,0 +1,37 @@
+"""Small jobs, and what is asked of them."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from trainyard.client import JobHandle
+
+WAIT_S = 120
+"""For one job to end; far beyond what any of these takes."""
+
+
+def document(command: Sequence[str], name: str = "probe", **spec: object) -> dict[str, object]:
+    """A job as a mapping; it asks for little, so that many run at once."""
+    fields = {"command": list(command), "resources": {"cpu": "500m", "memory": "256Mi"}} | spec
+    return {
+        "apiVersion": "trainyard.dev/v1alpha1",
+        "kind": "TrainingJob",
+        "metadata": {"name": name, "labels": fields.pop("labels", {})},
+        "spec": fields,
+    }
+
+
+def python(code: str, *arguments: str) -> list[str]:
+    """The command that runs a few lines of Python."""
+    return ["python", "-c", textwrap.dedent(code), *arguments]
+
+
+def output(job: JobHandle, *ranks: int) -> list[str]:
+    """What the workers wrote."""
+    return [line.line.text for line in job.logs(ranks=ranks) if line.line.stream == "output"]
+
+
+def reasons(job: JobHandle) -> list[str]:
+    """Why each attempt ended."""
+    return [attempt.exit.reason for attempt in job.status().attempts]
