@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import grpc
 import psutil
@@ -146,6 +148,19 @@ def test_a_zombie_of_an_old_attempt_cannot_commit_a_checkpoint(yard, counting):
     assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
     assert 999 not in stored_steps(client, job)
     assert job.wait().attempt == 2
+
+
+def test_a_start_that_arrives_twice_or_late_starts_nothing(yard, counting):
+    client, job = counting
+    workers = {process.pid for process in yard.workers()}
+    folder = yard.folder / "attempts" / job.status().attempt_id / "node-0"
+    again = [sys.executable, "-m", "trainyard.agent", folder]
+    assert subprocess.run(again, env=yard.environ, timeout=30).returncode == 0
+    assert {process.pid for process in yard.workers()} == workers
+    assert job.wait().attempt == 1
+    assert subprocess.run(again, env=yard.environ, timeout=30).returncode == 0
+    assert starts(client, job) == [(1, 0), (1, 1)]
+    assert loss_steps(job) == list(range(1, 61))
 
 
 HANG = """
