@@ -99,6 +99,16 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         assignment.stopping = request.attempt_id in self.stopping
         return scheduler_pb2.ClaimAttemptResponse(assignment=assignment)
 
+    async def ClaimAttempts(self, request, context):
+        answers = [await self.ClaimAttempt(each, context) for each in request.requests]
+        results = [scheduler_pb2.ClaimAttemptsResponse.Result(answer=answer) for answer in answers]
+        return scheduler_pb2.ClaimAttemptsResponse(results=results)
+
+    async def ReportAttempts(self, request, context):
+        answers = [await self.ReportAttempt(each, context) for each in request.requests]
+        results = [scheduler_pb2.ReportAttemptsResponse.Result(answer=answer) for answer in answers]
+        return scheduler_pb2.ReportAttemptsResponse(results=results)
+
     async def ReportAttempt(self, request, context):
         await self._answer()
         self.reports.append(request)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
@@ -36,9 +37,15 @@ def backoff(first_s: float = 0.1, most_s: float = 5.0) -> Iterator[float]:
         pause = min(pause * 2, most_s)
 
 
-Q = TypeVar("Q")
-A_co = TypeVar("A_co", covariant=True)
+class Sized(Protocol):
+    """A message."""
+
+    def ByteSize(self) -> int: ...
+
+
+Q = TypeVar("Q", bound=Sized)
 A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 
 
 class Result(Protocol[A_co]):
@@ -52,20 +59,23 @@ class Result(Protocol[A_co]):
     def answer(self) -> A_co: ...
 
 
+_MOST_CALLS = 200
+_MOST_BYTES = 4 * 1024 * 1024
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
 class Batches(Generic[Q, A]):
     """Calls of one kind: a lone one leaves at once; those that come while one is on its way leave together after it.
 
     A thousand attempts that start or end at the same time are a few calls, and none of them can be a flood.
 
     Args:
-        send: makes one call of many; answers in their order.
-        most: how many go together.
+        send: makes one call of many; its results are in their order.
     """
 
-    def __init__(self, send: Callable[[Sequence[Q]], Awaitable[Sequence[Result[A]]]], most: int = 200) -> None:
+    def __init__(self, send: Callable[[Sequence[Q]], Awaitable[Sequence[Result[A]]]]) -> None:
         self._send = send
-        self._most = most
-        self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
+        self._waiting: deque[tuple[Q, asyncio.Future[A]]] = deque()
         self._sending: asyncio.Task[None] | None = None
 
     async def call(self, request: Q) -> A:
@@ -82,27 +92,36 @@ class Batches(Generic[Q, A]):
 
     async def _send_waiting(self) -> None:
         while self._waiting:
-            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            batch = self._take()
             try:
                 results = await self._send([request for request, _ in batch])
-            except BaseException as error:
+                for (_, done), result in zip(batch, results, strict=True):
+                    _settle(done, result)
+            except asyncio.CancelledError:
+                for _, done in batch:
+                    done.cancel()
+                raise
+            except Exception as error:
                 for _, done in batch:
                     if not done.done():
                         done.set_exception(error)
-                if not isinstance(error, grpc.RpcError):
-                    raise
-                continue
-            for (_, done), result in zip(batch, results, strict=True):
-                if not done.done():
-                    _settle(done, result)
+
+    def _take(self) -> list[tuple[Q, asyncio.Future[A]]]:
+        batch = [self._waiting.popleft()]
+        size = batch[0][0].ByteSize()
+        while self._waiting and len(batch) < _MOST_CALLS:
+            size += self._waiting[0][0].ByteSize()
+            if size > _MOST_BYTES:
+                break
+            batch.append(self._waiting.popleft())
+        return batch
 
 
 def _settle(done: asyncio.Future[A], result: Result[A]) -> None:
+    if done.done():  # whoever asked is gone
+        return
     if result.code:
-        code = _CODES[result.code]
-        done.set_exception(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=result.message))
+        empty = grpc.aio.Metadata()
+        done.set_exception(grpc.aio.AioRpcError(_CODES[result.code], empty, empty, details=result.message))
     else:
         done.set_result(result.answer)
-
-
-_CODES = {code.value[0]: code for code in grpc.StatusCode}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
-from typing import Any
+import logging
+from collections.abc import Coroutine, Iterable, Sized
+from typing import Any, TypeVar
 
 import grpc
 import sqlalchemy
 from servicekit.auth import require_user
-from servicekit.errors import InvalidArgument
+from servicekit.errors import Internal, InvalidArgument, ResourceExhausted, ServiceError
 from servicekit.store import Store
 from sqlmodel import Session
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -25,7 +28,13 @@ from trainyard_scheduler.transitions import pools
 from trainyard_scheduler.transitions.claim import claim
 from trainyard_scheduler.transitions.report import report
 
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 _LEASE_MAX_S = 3600.0
+_BATCH_MAX = 200
+_ANSWER_BYTES = 8 * 1024 * 1024
 _MACHINES_MAX = 10_000
 
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -71,6 +80,27 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
         self, request: scheduler_pb2.ClaimAttemptRequest, context: _Context
     ) -> scheduler_pb2.ClaimAttemptResponse:
         require_user()
+        return await self._claim(request)
+
+    async def ClaimAttempts(
+        self, request: scheduler_pb2.ClaimAttemptsRequest, context: _Context
+    ) -> scheduler_pb2.ClaimAttemptsResponse:
+        require_user()
+        _require_few(request.requests)
+        response = scheduler_pb2.ClaimAttemptsResponse()
+        room = _ANSWER_BYTES
+        for outcome in await _each(self._claim(entry) for entry in request.requests):
+            if not isinstance(outcome, ServiceError):
+                room -= outcome.ByteSize()
+                if room > 0 or not response.results:
+                    response.results.add(answer=outcome)
+                    continue
+                # A claim may be repeated, and is then answered the same.
+                outcome = ResourceExhausted("the specs of these attempts are too large for one answer", reason="Full")
+            response.results.add(code=outcome.code.value[0], message=outcome.message)
+        return response
+
+    async def _claim(self, request: scheduler_pb2.ClaimAttemptRequest) -> scheduler_pb2.ClaimAttemptResponse:
         _require(request.launcher_id, "launcher_id")
         claimed = await self._combiner.write(
             request.attempt_id,
@@ -88,6 +118,22 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
         self, request: scheduler_pb2.ReportAttemptRequest, context: _Context
     ) -> scheduler_pb2.ReportAttemptResponse:
         require_user()
+        return await self._report(request)
+
+    async def ReportAttempts(
+        self, request: scheduler_pb2.ReportAttemptsRequest, context: _Context
+    ) -> scheduler_pb2.ReportAttemptsResponse:
+        require_user()
+        _require_few(request.requests)
+        response = scheduler_pb2.ReportAttemptsResponse()
+        for outcome in await _each(self._report(entry) for entry in request.requests):
+            if isinstance(outcome, ServiceError):
+                response.results.add(code=outcome.code.value[0], message=outcome.message)
+            else:
+                response.results.add(answer=outcome)
+        return response
+
+    async def _report(self, request: scheduler_pb2.ReportAttemptRequest) -> scheduler_pb2.ReportAttemptResponse:
         _require(request.launcher_id, "launcher_id")
         answer = await self._combiner.write(
             request.attempt_id,
@@ -114,6 +160,18 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
         )
 
 
+async def _each(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | ServiceError]:
+    """The outcome of every call; a defect in one is no reason to refuse the others."""
+    outcomes: list[T | ServiceError] = []
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if isinstance(outcome, BaseException) and not isinstance(outcome, ServiceError):
+            logger.error("unexpected error in one of several calls", exc_info=outcome)
+            outcomes.append(Internal(f"{type(outcome).__name__}", reason="Internal"))
+        else:
+            outcomes.append(outcome)
+    return outcomes
+
+
 def _assigned(session: Session, pool: str, launcher_id: str) -> list[Attempt]:
     mine = (ATTEMPTS.c.pool == pool) & (ATTEMPTS.c.launcher_id == launcher_id)
     rows = session.connection().execute(sqlalchemy.select(ATTEMPTS).where(ATTEMPTS.c.state != AttemptState.ENDED, mine))
@@ -133,6 +191,15 @@ def _machines(request: scheduler_pb2.RegisterPoolRequest) -> dict[str, Amount]:
             f"a pool has 1 to {_MACHINES_MAX} machines, each with a name of its own", reason="InvalidMachines"
         )
     return machines
+
+
+def _require_few(requests: Sized) -> None:
+    if len(requests) > _BATCH_MAX:
+        raise InvalidArgument(
+            f"a batch of {len(requests)}; at most {_BATCH_MAX} are allowed",
+            reason="BatchTooLarge",
+            hint="send several batches",
+        )
 
 
 def _require(value: str, field: str) -> None:

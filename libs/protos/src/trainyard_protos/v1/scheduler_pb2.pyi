@@ -1254,6 +1254,144 @@ class ReportAttemptResponse(_message.Message):
 Global___ReportAttemptResponse: _TypeAlias = ReportAttemptResponse  # noqa: Y015
 
 @_typing.final
+class ClaimAttemptsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimAttemptRequest]:
+        """at most 200"""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ClaimAttemptRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimAttemptsRequest: _TypeAlias = ClaimAttemptsRequest  # noqa: Y015
+
+@_typing.final
+class ClaimAttemptsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Result(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        CODE_FIELD_NUMBER: _builtins.int
+        MESSAGE_FIELD_NUMBER: _builtins.int
+        ANSWER_FIELD_NUMBER: _builtins.int
+        code: _builtins.int
+        """gRPC status code; 0 = claimed or STALE"""
+        message: _builtins.str
+        @_builtins.property
+        def answer(self) -> Global___ClaimAttemptResponse: ...
+        def __init__(
+            self,
+            *,
+            code: _builtins.int = ...,
+            message: _builtins.str = ...,
+            answer: Global___ClaimAttemptResponse | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "code", b"code", "message", b"message"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ClaimAttemptsResponse.Result]:
+        """one per request, in order"""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ClaimAttemptsResponse.Result] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClaimAttemptsResponse: _TypeAlias = ClaimAttemptsResponse  # noqa: Y015
+
+@_typing.final
+class ReportAttemptsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReportAttemptRequest]:
+        """at most 200"""
+
+    def __init__(
+        self,
+        *,
+        requests: _abc.Iterable[Global___ReportAttemptRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["requests", b"requests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportAttemptsRequest: _TypeAlias = ReportAttemptsRequest  # noqa: Y015
+
+@_typing.final
+class ReportAttemptsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Result(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        CODE_FIELD_NUMBER: _builtins.int
+        MESSAGE_FIELD_NUMBER: _builtins.int
+        ANSWER_FIELD_NUMBER: _builtins.int
+        code: _builtins.int
+        """gRPC status code; 0 = accepted or STALE"""
+        message: _builtins.str
+        @_builtins.property
+        def answer(self) -> Global___ReportAttemptResponse: ...
+        def __init__(
+            self,
+            *,
+            code: _builtins.int = ...,
+            message: _builtins.str = ...,
+            answer: Global___ReportAttemptResponse | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "code", b"code", "message", b"message"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    RESULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReportAttemptsResponse.Result]:
+        """one per request, in order"""
+
+    def __init__(
+        self,
+        *,
+        results: _abc.Iterable[Global___ReportAttemptsResponse.Result] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["results", b"results"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportAttemptsResponse: _TypeAlias = ReportAttemptsResponse  # noqa: Y015
+
+@_typing.final
 class ListAssignedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -563,6 +563,16 @@ class AttemptServiceStub:
                 request_serializer=trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptResponse.FromString,
                 _registered_method=True)
+        self.ClaimAttempts = channel.unary_unary(
+                '/trainyard.v1.AttemptService/ClaimAttempts',
+                request_serializer=trainyard_dot_v1_dot_scheduler__pb2.ClaimAttemptsRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ClaimAttemptsResponse.FromString,
+                _registered_method=True)
+        self.ReportAttempts = channel.unary_unary(
+                '/trainyard.v1.AttemptService/ReportAttempts',
+                request_serializer=trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptsRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptsResponse.FromString,
+                _registered_method=True)
         self.ListAssigned = channel.unary_unary(
                 '/trainyard.v1.AttemptService/ListAssigned',
                 request_serializer=trainyard_dot_v1_dot_scheduler__pb2.ListAssignedRequest.SerializeToString,
@@ -596,6 +606,19 @@ class AttemptServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ClaimAttempts(self, request, context):
+        """As ClaimAttempt and ReportAttempt, of many attempts at once; each succeeds or fails on its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportAttempts(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListAssigned(self, request, context):
         """The attempts the scheduler believes this launcher should have; the launcher's reconcile loop compares.
         """
@@ -620,6 +643,16 @@ def add_AttemptServiceServicer_to_server(servicer, server):
                     servicer.ReportAttempt,
                     request_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptResponse.SerializeToString,
+            ),
+            'ClaimAttempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ClaimAttempts,
+                    request_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ClaimAttemptsRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_scheduler__pb2.ClaimAttemptsResponse.SerializeToString,
+            ),
+            'ReportAttempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportAttempts,
+                    request_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptsRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptsResponse.SerializeToString,
             ),
             'ListAssigned': grpc.unary_unary_rpc_method_handler(
                     servicer.ListAssigned,
@@ -709,6 +742,60 @@ class AttemptService:
             '/trainyard.v1.AttemptService/ReportAttempt',
             trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptRequest.SerializeToString,
             trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ClaimAttempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.AttemptService/ClaimAttempts',
+            trainyard_dot_v1_dot_scheduler__pb2.ClaimAttemptsRequest.SerializeToString,
+            trainyard_dot_v1_dot_scheduler__pb2.ClaimAttemptsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportAttempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.AttemptService/ReportAttempts',
+            trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptsRequest.SerializeToString,
+            trainyard_dot_v1_dot_scheduler__pb2.ReportAttemptsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -189,6 +189,9 @@ class AttemptServiceStub:
     """
     ReportAttempt: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ReportAttemptRequest, _scheduler_pb2.ReportAttemptResponse]
     """Phase changes of an attempt, fenced. STALE tells the launcher to end what it still has of that attempt."""
+    ClaimAttempts: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ClaimAttemptsRequest, _scheduler_pb2.ClaimAttemptsResponse]
+    """As ClaimAttempt and ReportAttempt, of many attempts at once; each succeeds or fails on its own."""
+    ReportAttempts: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ReportAttemptsRequest, _scheduler_pb2.ReportAttemptsResponse]
     ListAssigned: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListAssignedRequest, _scheduler_pb2.ListAssignedResponse]
     """The attempts the scheduler believes this launcher should have; the launcher's reconcile loop compares."""
 
@@ -205,6 +208,9 @@ class AttemptServiceAsyncStub(AttemptServiceStub):
     """
     ReportAttempt: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ReportAttemptRequest, _scheduler_pb2.ReportAttemptResponse]  # type: ignore[assignment]
     """Phase changes of an attempt, fenced. STALE tells the launcher to end what it still has of that attempt."""
+    ClaimAttempts: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ClaimAttemptsRequest, _scheduler_pb2.ClaimAttemptsResponse]  # type: ignore[assignment]
+    """As ClaimAttempt and ReportAttempt, of many attempts at once; each succeeds or fails on its own."""
+    ReportAttempts: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ReportAttemptsRequest, _scheduler_pb2.ReportAttemptsResponse]  # type: ignore[assignment]
     ListAssigned: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListAssignedRequest, _scheduler_pb2.ListAssignedResponse]  # type: ignore[assignment]
     """The attempts the scheduler believes this launcher should have; the launcher's reconcile loop compares."""
 
@@ -236,6 +242,21 @@ class AttemptServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ReportAttemptResponse, _abc.Awaitable[_scheduler_pb2.ReportAttemptResponse]]:
         """Phase changes of an attempt, fenced. STALE tells the launcher to end what it still has of that attempt."""
+
+    @_abc_1.abstractmethod
+    def ClaimAttempts(
+        self,
+        request: _scheduler_pb2.ClaimAttemptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ClaimAttemptsResponse, _abc.Awaitable[_scheduler_pb2.ClaimAttemptsResponse]]:
+        """As ClaimAttempt and ReportAttempt, of many attempts at once; each succeeds or fails on its own."""
+
+    @_abc_1.abstractmethod
+    def ReportAttempts(
+        self,
+        request: _scheduler_pb2.ReportAttemptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ReportAttemptsResponse, _abc.Awaitable[_scheduler_pb2.ReportAttemptsResponse]]: ...
 
     @_abc_1.abstractmethod
     def ListAssigned(
