@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
-import gc
 import json
 import os
 import signal
@@ -20,6 +19,7 @@ from servicekit.server import Tls
 from trainyard.home import read_endpoint
 
 from trainyard_embedded.app import Yard
+from trainyard_embedded.memory import calm_collector
 from trainyard_embedded.settings import YardSettings
 from trainyard_embedded.yard_servicer import YardServicer
 
@@ -82,14 +82,19 @@ def _tell(descriptor: int, message: dict[str, str]) -> None:
             ready.write(json.dumps(message) + "\n")
 
 
+def _tell_error(descriptor: int, error: Exception) -> None:
+    """A ValueError is the caller's: an option or a setting is wrong."""
+    print(f"error: {error}", file=sys.stderr)  # noqa: T201
+    _tell(descriptor, {"error": str(error), "whose": "caller" if isinstance(error, ValueError) else "yard"})
+
+
 async def _serve(settings: YardSettings, ready_fd: int) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     yard = Yard(settings)
     await yard.start()
-    # What was imported and built so far lives as long as the process: the collector need not look at it again.
-    gc.freeze()
+    calm_collector()
     _tell(ready_fd, {"endpoint": yard.endpoint})
     if settings.metrics_port:
         from prometheus_client import start_http_server
@@ -124,16 +129,14 @@ def main() -> int:
         settings = _settings(arguments)
         lock = _lock(settings.home)
     except (ValueError, RuntimeError, OSError) as error:
-        _tell(arguments.ready_fd, {"error": str(error)})
-        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        _tell_error(arguments.ready_fd, error)
         return 1
     with lock:
         try:
             asyncio.run(_serve(settings, arguments.ready_fd))
         except (ValueError, RuntimeError) as error:
             with contextlib.suppress(OSError):  # already told, and closed
-                _tell(arguments.ready_fd, {"error": str(error)})
-            print(f"error: {error}", file=sys.stderr)  # noqa: T201
+                _tell_error(arguments.ready_fd, error)
             return 1
     return 0
 

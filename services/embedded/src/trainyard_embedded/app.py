@@ -24,6 +24,7 @@ from trainyard.home import YardFile, boot_id, process_start_time, write_endpoint
 from trainyard_protos.v1 import yard_pb2_grpc
 
 from trainyard_embedded.late import LateServices
+from trainyard_embedded.leftovers import Leftovers
 from trainyard_embedded.settings import YardSettings
 from trainyard_embedded.yard_servicer import YardServicer
 
@@ -45,6 +46,7 @@ class Yard:
         self._backend = backend
         self._services: list[Service] = []
         self._late_start: asyncio.Task[None] | None = None
+        self._leftovers = Leftovers(settings.home, settings.tls_ca)
         self.registry = CollectorRegistry()
         self.endpoint = ""
         self.token = ""
@@ -139,6 +141,7 @@ class Yard:
                 self._services.append(service)
                 self._late.open(name)
             await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+            await self._leftovers.deliver()
         except Exception as error:
             logger.exception("a service did not start")
             self._late.fail(error)
@@ -182,6 +185,7 @@ class Yard:
         (self._settings.home / "yard.json").unlink(missing_ok=True)
         if self._late_start is not None:
             await asyncio.gather(self._late_start, return_exceptions=True)
+        await self._leftovers.stop()
         for service in (self._launcher, *(s for s in reversed(self._services) if s is not self._launcher)):
             await service.stop()
         await self.channel.close()

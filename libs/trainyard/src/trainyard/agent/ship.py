@@ -1,8 +1,8 @@
-"""`python -m trainyard.agent.ship FOLDER`: delivers the run of a plain process that used the tracker.
+"""`python -m trainyard.agent.ship FOLDER`: delivers the run of a plain process that used the tracker, or all runs in it.
 
 Started by the tracker itself, detached from it. While the process lives and a yard is up, its numbers arrive as they
 are written; what is left when it ended is delivered then, together with what earlier processes could not deliver.
-Without a yard everything stays where it is, for the next one.
+Without a yard everything stays where it is: the next yard starts a shipper for all that is left.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ async def ship(folder: Path) -> bool:
 async def _deliver(folder: Path, home: Path) -> bool:
     description = json.loads((folder / RUN_FILE).read_bytes())
     run = _run(description)
-    link = Link(token=await _token(home, description), endpoint_file=str(home / YARD_FILE))
+    ca_file = os.environ.get("TRAINYARD_CA_FILE", "")
+    link = Link(token=await _token(home, description), endpoint_file=str(home / YARD_FILE), ca_file=ca_file)
     early: list[dict[str, Any]] = []
     tracked = Tracked(folder, early.append)
     shipper = Shipper(link, run, lambda: tracked.sources, _complain)
@@ -108,8 +109,13 @@ def _run(description: dict[str, Any]) -> metrics_pb2.Run:
 
 async def ship_all(folder: Path) -> None:
     """Delivers the run in `folder`, and then those that earlier processes left behind."""
-    delivered = await ship(folder)
-    for other in sorted(folder.parent.iterdir()) if delivered else ():
+    if await ship(folder):
+        await ship_left(folder.parent)
+
+
+async def ship_left(runs: Path) -> None:
+    """Delivers the runs in `runs` that no other shipper has."""
+    for other in sorted(runs.iterdir()):
         try:
             await ship(other)
         except (OSError, ValueError, KeyError) as error:
@@ -122,7 +128,8 @@ def main(argv: list[str]) -> int:
         _complain("usage: python -m trainyard.agent.ship FOLDER")
         return 2
     try:
-        asyncio.run(ship_all(Path(argv[1])))
+        folder = Path(argv[1])
+        asyncio.run(ship_all(folder) if (folder / RUN_FILE).exists() else ship_left(folder))
     except FileNotFoundError as error:
         _complain(f"nothing was shipped: {error}")
         return 1

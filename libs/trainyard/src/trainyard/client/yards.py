@@ -29,6 +29,7 @@ class StartingYard:
         """Waits until it serves; returns its endpoint.
 
         Raises:
+            InvalidArgument: an option or a setting is wrong.
             NotRunning: it did not come up.
         """
         with os.fdopen(self.ready) as pipe:
@@ -39,6 +40,8 @@ class StartingYard:
         other = home.read_endpoint(self.folder)
         if other is not None:  # started by somebody else in the meantime
             return other.endpoint
+        if answer.get("whose") == "caller":
+            raise errors.InvalidArgument(f"the yard did not start: {answer['error']}", reason="InvalidSetting")
         raise errors.NotRunning(
             f"the yard did not start: {answer['error']}",
             reason="YardNotStarted",

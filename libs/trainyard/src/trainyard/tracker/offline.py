@@ -1,7 +1,7 @@
 """A run of its own: what the tracker does in a process that belongs to no job.
 
 The process writes into a folder under the yard's home and starts a shipper, which is detached from it: shipping is
-never a thread of the trainer. The shipper waits for the process to end; what it cannot deliver stays for the next one.
+never a thread of the trainer. The shipper waits for the process to end; what it cannot deliver stays for the next one, or the next yard.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def begin() -> Path:
     global _run_folder
     if _run_folder is None:
         run_id = str(uuid.uuid4())
+        home().mkdir(parents=True, exist_ok=True, mode=0o700)
         _run_folder = folder() / run_id
         _run_folder.mkdir(parents=True, mode=0o700)
         _describe(_run_folder, run_id)
