@@ -1,0 +1,116 @@
+"""`from trainyard import tracker` in any script, inside of jobs and outside of them."""
+
+import json
+import math
+import subprocess
+import sys
+import textwrap
+
+import grpc
+import pytest
+from trainyard.home import read_endpoint
+from trainyard_protos.v1 import metrics_pb2, metrics_pb2_grpc
+
+from tests.conftest import wait_until
+from tests.jobs import WAIT_S, document, python
+
+PLAIN = """
+    from trainyard import tracker
+    tracker.params({"lr": 0.5})
+    for step in range(5):
+        tracker.log({"loss": 1 / (step + 1)}, step=step)
+"""
+
+
+def run_script(home, code):
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=home.environ, check=True, timeout=60)
+
+
+def plain_runs(home):
+    """The points of "loss" of every run that belongs to no job, by name of the run."""
+    token = (home.folder / "token").read_text().strip()
+    options = {"metadata": [("authorization", f"Bearer {token}")], "timeout": 10}
+    with grpc.insecure_channel(read_endpoint(home.folder).endpoint) as channel:
+        metrics = metrics_pb2_grpc.MetricsServiceStub(channel)
+        runs = [run for run in metrics.ListRuns(metrics_pb2.ListRunsRequest(), **options).runs if not run.job_id]
+        answers = []
+        for run in runs:
+            selector = metrics_pb2.SeriesSelector(run_id=run.id, names=["loss"])
+            series = metrics.QuerySeries(metrics_pb2.QuerySeriesRequest(selector=selector), **options).series
+            answers.append((json.loads(run.params or "{}"), [(s.name, list(s.step), list(s.value)) for s in series]))
+    return answers
+
+
+EXPECTED = [({"lr": 0.5}, [("loss", [0, 1, 2, 3, 4], [1 / step for step in range(1, 6)])])]
+
+
+def test_what_a_plain_script_tracks_arrives_in_the_yard(shared_yard):
+    run_script(shared_yard, PLAIN)
+    wait_until(lambda: plain_runs(shared_yard) == EXPECTED, "the points of the script")
+
+
+def test_without_a_yard_what_a_script_tracks_is_kept_and_shipped_later(home):
+    run_script(home, PLAIN)
+    home.up()
+    wait_until(lambda: plain_runs(home) == EXPECTED, "the points of the script")
+    wait_until(lambda: not any((home.folder / "offline").iterdir()), "the delivered run to be removed")
+    home.down()
+    home.assert_nothing_left()
+
+
+def test_values_that_are_no_numbers_are_kept(client):
+    code = """
+        from trainyard import tracker
+        for step, value in enumerate([1.0, float("nan"), float("inf"), float("-inf")]):
+            tracker.log({"loss": value}, step=step)
+    """
+    job = client.submit(document(python(code)))
+    job.wait(WAIT_S)
+    values = list(job.metrics("loss")["loss"].value)
+    assert values[0] == 1.0 and math.isnan(values[1]) and values[2:] == [math.inf, -math.inf]
+
+
+def test_forked_children_track_beside_their_parent(client):
+    code = """
+        import os
+        from trainyard import tracker
+        tracker.log({"parent": 1.0}, step=1)
+        if os.fork() == 0:
+            tracker.log({"child": 2.0}, step=1)
+            os._exit(0)
+        os.wait()
+        tracker.log({"parent": 3.0}, step=2)
+    """
+    job = client.submit(document(python(code)))
+    job.wait(WAIT_S)
+    assert job.values() == {"parent": 3.0, "child": 2.0}
+
+
+def test_what_was_tracked_can_be_asked_for_while_the_job_runs(client, tmp_path):
+    code = """
+        import sys
+        from trainyard import tracker
+        tracker.log({"loss": 0.5}, step=1)
+        open(sys.argv[1]).read()
+    """
+    import os
+
+    os.mkfifo(tmp_path / "gate")
+    job = client.submit(document(python(code, str(tmp_path / "gate"))))
+    wait_until(lambda: job.values() == {"loss": 0.5}, "the value of the running job")
+    (tmp_path / "gate").write_text("")
+    job.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("max_points", [10, 100])
+def test_fewer_points_keep_the_least_and_the_greatest(client, max_points):
+    code = """
+        from trainyard import tracker
+        for step in range(5000):
+            tracker.log({"spiky": {1234: 99.0, 4321: -99.0}.get(step, 0.0)}, step=step)
+    """
+    job = client.submit(document(python(code)))
+    job.wait(WAIT_S)
+    series = job.metrics("spiky", max_points=max_points)["spiky"]
+    assert len(series.value) <= max_points
+    assert (min(series.value), max(series.value)) == (-99.0, 99.0)
