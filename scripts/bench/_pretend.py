@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainyard_embedded.app import Yard
+from trainyard_embedded.memory import calm_collector
 from trainyard_embedded.settings import YardSettings
 from trainyard_launcher.backend import Found, Launch, NodeEnd, Place, Shell, ShellRequest, StartError
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
@@ -78,6 +79,7 @@ async def serve(home: Path, ready_fd: int) -> None:
     backend = PretendBackend(common_pb2.Resources(cpu=1e6, memory_bytes=1 << 60))
     yard = Yard(YardSettings(home=home), backend=backend)
     await yard.start()
+    calm_collector()
     with os.fdopen(ready_fd, "w") as ready:
         ready.write(json.dumps({"endpoint": yard.endpoint, "token": yard.token}) + "\n")
     await ended.wait()
