@@ -33,6 +33,51 @@ async def test_another_launcher_gets_nothing_of_a_claimed_attempt(yard: Yard) ->
     assert (await yard.report(job, s.ATTEMPT_PHASE_ENDED, COMPLETED, launcher="launcher-2")).stale
 
 
+async def test_a_call_of_many_claims_answers_each_in_order_and_refuses_only_the_wrong_one(yard: Yard) -> None:
+    await yard.register()
+    job = await yard.admitted((await yard.submit()).id)
+    mine = s.ClaimAttemptRequest(attempt_id=job.attempt_id, fence=job.attempt, launcher_id=LAUNCHER)
+    nobody = s.ClaimAttemptRequest(attempt_id=job.attempt_id, fence=job.attempt)
+    unknown = s.ClaimAttemptRequest(attempt_id="unknown", fence=1, launcher_id=LAUNCHER)
+    results = (await yard.launchers.ClaimAttempts(s.ClaimAttemptsRequest(requests=[nobody, unknown, mine]))).results
+    assert [result.code for result in results] == [grpc.StatusCode.INVALID_ARGUMENT.value[0], 0, 0]
+    assert [result.answer.stale for result in results] == [False, True, False]
+    assert results[2].answer == await yard.claim(job)
+
+
+async def test_claims_whose_specs_are_too_large_for_one_answer_are_to_be_repeated(yard: Yard) -> None:
+    await yard.register(cpu=16, memory_gi=16)
+    env = {f"PART_{number}": "x" * 10_000 for number in range(90)}
+    jobs = [await yard.admitted((await yard.submit(document(env=env))).id) for _ in range(10)]
+    requests = [s.ClaimAttemptRequest(attempt_id=j.attempt_id, fence=j.attempt, launcher_id=LAUNCHER) for j in jobs]
+    results = (await yard.launchers.ClaimAttempts(s.ClaimAttemptsRequest(requests=requests))).results
+    refused = [request for request, result in zip(requests, results, strict=True) if result.code]
+    assert 0 < len(refused) < len(jobs)
+    again = (await yard.launchers.ClaimAttempts(s.ClaimAttemptsRequest(requests=refused))).results
+    assert [result.answer.assignment.attempt_id for result in again] == [request.attempt_id for request in refused]
+
+
+async def test_reports_of_many_attempts_in_one_call_each_count(yard: Yard) -> None:
+    await yard.register()
+    jobs = [await yard.started((await yard.submit()).id) for _ in range(3)]
+    ends = [
+        s.ReportAttemptRequest(
+            attempt_id=job.attempt_id, fence=job.attempt, launcher_id=LAUNCHER, phase=s.ATTEMPT_PHASE_ENDED, exit=exit
+        )
+        for job, exit in zip(jobs, (COMPLETED, exit_of(), COMPLETED), strict=True)
+    ]
+    await yard.launchers.ReportAttempts(s.ReportAttemptsRequest(requests=ends))
+    states = [(await yard.job(job.id)).state for job in jobs]
+    assert states == [s.JOB_STATE_SUCCEEDED, s.JOB_STATE_FAILED, s.JOB_STATE_SUCCEEDED]
+
+
+async def test_a_call_of_too_many_claims_is_refused(yard: Yard) -> None:
+    request = s.ClaimAttemptRequest(attempt_id="a", fence=1, launcher_id=LAUNCHER)
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await yard.launchers.ClaimAttempts(s.ClaimAttemptsRequest(requests=[request] * 201))
+    assert reason_of(refused.value) == "BatchTooLarge"
+
+
 async def test_of_many_claims_at_once_one_launcher_wins(yard: Yard) -> None:
     await yard.register()
     job = await yard.admitted((await yard.submit()).id)
