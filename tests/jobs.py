@@ -6,6 +6,9 @@ import textwrap
 from collections.abc import Sequence
 
 from trainyard.client import JobHandle
+from trainyard_protos.v1 import scheduler_pb2
+
+from tests.conftest import wait_until
 
 WAIT_S = 120
 """For one job to end; far beyond what any of these takes."""
@@ -30,6 +33,11 @@ def python(code: str, *arguments: str) -> list[str]:
 def output(job: JobHandle, *ranks: int) -> list[str]:
     """What the workers wrote."""
     return [line.line.text for line in job.logs(ranks=ranks) if line.line.stream == "output"]
+
+
+def running(job: JobHandle) -> None:
+    """Waits until its workers run."""
+    wait_until(lambda: job.status().state == scheduler_pb2.JOB_STATE_RUNNING, f"{job.name} to run")
 
 
 def reasons(job: JobHandle) -> list[str]:

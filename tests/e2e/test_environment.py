@@ -1,5 +1,6 @@
 """What a worker finds when it starts: variables, secrets, inputs, code, Python packages."""
 
+import hashlib
 import os
 import subprocess
 
@@ -39,8 +40,6 @@ def hash_of(variable):
 
 
 def digest(text):
-    import hashlib
-
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -126,12 +126,11 @@ def test_the_end_of_one_worker_ends_the_others(client):
 
 def test_a_worker_beyond_its_memory_ends_as_out_of_memory(client):
     code = """
-        import sys
         blocks = []
         while True:
             blocks.append(bytearray(b"x" * (8 << 20)))
     """
-    job, ended = run(client, code, resources={"cpu": "500m", "memory": "32Mi"})
+    _, ended = run(client, code, resources={"cpu": "500m", "memory": "32Mi"})
     if any("limits are not enforced here" in event.message for event in client.events()):
         pytest.skip("this machine does not let the yard limit memory")
     assert ended.exit.reason == "OutOfMemory"

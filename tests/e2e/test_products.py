@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from trainyard import errors
 
 from tests.conftest import wait_until
 from tests.jobs import WAIT_S, document, output, python
@@ -109,7 +110,7 @@ def test_a_damaged_chunk_is_never_handed_out(client, shared_yard, tmp_path):
     data[len(data) // 2] ^= 1
     newest.chmod(0o600)
     newest.write_bytes(data)
-    with pytest.raises(Exception, match="damaged|verif|corrupt"):
+    with pytest.raises(errors.Defect, match="damaged"):
         client.download("fragile", tmp_path / "back")
     assert not (tmp_path / "back" / "file").exists()
 

@@ -1,5 +1,7 @@
 """Who starts when, who waits and why, and who gets which device."""
 
+import os
+
 import pytest
 from trainyard import errors
 from trainyard_protos.v1 import scheduler_pb2
@@ -28,8 +30,6 @@ class Gate:
     """A running job that ends when told to."""
 
     def __init__(self, client, path, **spec):
-        import os
-
         os.mkfifo(path)
         self._path = path
         self._opened = False
@@ -126,8 +126,6 @@ def test_devices_are_handed_out_to_one_worker_each(client, tmp_path):
     gates = [tmp_path / "first", tmp_path / "second"]
     jobs = []
     for path in gates:
-        import os
-
         os.mkfifo(path)
         spec = {"resources": {"cpu": "100m", "memory": "64Mi", "gpu": 1}, "workersPerNode": 2, "runtime": "torchrun"}
         jobs.append(client.submit(document(python(code, str(path)), **spec)))

@@ -34,9 +34,9 @@ def test_a_caller_without_the_token_is_refused_on_loopback_too(shared_yard, meta
 
 
 def test_a_foreign_token_is_refused_with_what_to_do(shared_yard):
-    with Client(read_endpoint(shared_yard.folder).endpoint, token="foreign") as client:
-        with pytest.raises(errors.Refused) as refused:
-            list(client.list())
+    foreign = Client(read_endpoint(shared_yard.folder).endpoint, token="foreign")
+    with foreign as client, pytest.raises(errors.Refused) as refused:
+        list(client.list())
     assert "token" in (refused.value.message + refused.value.hint).lower()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 import textwrap
@@ -93,8 +94,6 @@ def test_what_was_tracked_can_be_asked_for_while_the_job_runs(client, tmp_path):
         tracker.log({"loss": 0.5}, step=1)
         open(sys.argv[1]).read()
     """
-    import os
-
     os.mkfifo(tmp_path / "gate")
     job = client.submit(document(python(code, str(tmp_path / "gate"))))
     wait_until(lambda: job.values() == {"loss": 0.5}, "the value of the running job")

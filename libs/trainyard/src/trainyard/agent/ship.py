@@ -1,4 +1,4 @@
-"""`python -m trainyard.agent.ship FOLDER`: delivers the run of a plain process that used the tracker, or all runs in it.
+"""`python -m trainyard.agent.ship FOLDER`: delivers what a plain process tracked; of a folder of such runs, all.
 
 Started by the tracker itself, detached from it. While the process lives and a yard is up, its numbers arrive as they
 are written; what is left when it ended is delivered then, together with what earlier processes could not deliver.
@@ -115,7 +115,7 @@ async def ship_all(folder: Path) -> None:
 
 async def ship_left(runs: Path) -> None:
     """Delivers the runs in `runs` that no other shipper has."""
-    for other in sorted(runs.iterdir()):
+    for other in await asyncio.to_thread(lambda: sorted(runs.iterdir())):
         try:
             await ship(other)
         except (OSError, ValueError, KeyError) as error:
