@@ -41,7 +41,8 @@ class _Loop:
             while (item := self.run(_next(items))) is not None:
                 yield item
         finally:
-            self.run(_end(items))
+            if not self._loop.is_closed():  # nothing of a closed client is left to end
+                self.run(_end(items))
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

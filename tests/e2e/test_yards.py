@@ -1,0 +1,114 @@
+"""A yard's own life: it comes up, goes down, comes back where it was."""
+
+import json
+import os
+import signal
+import socket
+import urllib.request
+
+from trainyard.home import read_endpoint
+from trainyard_protos.v1 import scheduler_pb2
+
+from tests.conftest import wait_until
+from tests.jobs import WAIT_S, document, output, python, running
+
+HELD = python("import sys; print('ready', flush=True); open(sys.argv[1]).read(); print('through')")
+
+
+def test_up_twice_is_one_yard_and_down_twice_is_no_error(home):
+    home.up()
+    first = read_endpoint(home.folder)
+    home.up()
+    assert read_endpoint(home.folder) == first
+    home.down()
+    home.down()
+    home.assert_nothing_left()
+
+
+def test_a_job_goes_on_without_a_yard_and_the_next_one_finds_it(yard, tmp_path):
+    os.mkfifo(tmp_path / "gate")
+    with yard.client() as client:
+        job = client.submit(document([*HELD, str(tmp_path / "gate")]))
+        wait_until(lambda: "ready" in output(job), "the job")
+    endpoint = read_endpoint(yard.folder).endpoint
+    assert yard.run("down", "-y", "--leave-jobs").returncode == 0
+    (tmp_path / "gate").write_text("")
+    yard.up()
+    assert read_endpoint(yard.folder).endpoint == endpoint
+    with yard.client() as client:
+        back = client.job(job.id)
+        assert back.wait(WAIT_S).attempt == 1
+        assert output(back) == ["ready", "through"]
+
+
+def test_a_watch_goes_on_over_a_restart_of_the_yard(yard):
+    with yard.client() as client:
+        watch = client.watch()
+        first = client.submit(document(["true"], "before"))
+        seen = [next(watch)]
+        first.wait(WAIT_S)
+        yard.kill()
+        yard.up()
+        second = client.submit(document(["true"], "after"))
+        while (seen[-1].object_id, seen[-1].type) != (second.id, "Succeeded"):
+            seen.append(next(watch))
+        jobs = [event for event in seen if event.kind == "Job"]
+        assert [event.type for event in jobs if event.object_id == first.id] == [e.type for e in first.events()]
+        assert [event.seq for event in seen] == sorted({event.seq for event in seen})
+
+
+def test_a_key_is_known_over_a_restart_of_the_yard(yard):
+    with yard.client() as client:
+        first = client.submit(document(["true"]), idempotency_key="kept")
+        first.wait(WAIT_S)
+        yard.kill()
+        yard.up()
+        assert client.submit(document(["true"]), idempotency_key="kept").id == first.id
+
+
+def test_a_yard_in_the_foreground_ends_with_its_terminal(home):
+    command = home.spawn("up", "--foreground")
+    wait_until(lambda: read_endpoint(home.folder), "the yard")
+    command.send_signal(signal.SIGINT)
+    command.communicate(timeout=60)
+    assert command.returncode == 0
+    home.assert_nothing_left()
+
+
+def test_prometheus_can_read_a_yard(home):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert home.run("up", "--metrics-port", str(port)).returncode == 0
+    with home.client() as client:
+        client.submit(document(["true"])).wait(WAIT_S)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        assert b"trainyard" in answer.read()
+    home.down()
+
+
+def test_a_job_can_come_from_standard_input(home):
+    result = home.run("run", "-", input=json.dumps(document(["echo", "from a pipe"])))
+    assert result.returncode == 0, result.stderr
+    assert "from a pipe" in result.stdout.splitlines()
+    home.assert_nothing_left()
+
+
+def test_a_job_that_waits_for_its_code_can_be_cancelled(yard):
+    with socket.create_server(("127.0.0.1", 0)) as silent, yard.client() as client:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/repository.git"
+        job = client.submit(document(["true"], code={"git": {"url": url, "ref": "main"}}, gracePeriod="1s"))
+        connection, _ = silent.accept()
+        with connection:
+            assert job.status().state == scheduler_pb2.JOB_STATE_STARTING
+            job.cancel()
+            ended = job.wait(WAIT_S, check=False)
+    assert ended.reason == "Cancelled"
+
+
+def test_a_running_job_that_is_cancelled_by_its_name_ends(yard):
+    with yard.client() as client:
+        job = client.submit(document(["sleep", "600"], "sleeper", gracePeriod="1s"))
+        running(job)
+        assert yard.run("cancel", "sleeper", "-m", "no longer needed").returncode == 0
+        assert job.wait(WAIT_S, check=False).reason == "Cancelled"
