@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from celery import Celery
 
+from servicekit import inprocess
+
 if TYPE_CHECKING:
     from celery.worker import WorkController
 
@@ -31,8 +33,8 @@ def stop_queue(pool: str) -> str:
     return f"pool.{pool}.stop"
 
 
-def celery_app(broker_url: str = "memory://localhost/") -> Celery:
-    """An application on a broker: `memory://` within one process, `redis://...` between processes."""
+def celery_app(broker_url: str = f"{inprocess.SCHEME}://localhost/") -> Celery:
+    """An application on a broker: `inprocess://` within one process, `redis://...` between processes."""
     app = Celery("trainyard", broker=broker_url, set_as_current=False)
     app.conf.update(
         task_acks_late=True,
@@ -45,7 +47,7 @@ def celery_app(broker_url: str = "memory://localhost/") -> Celery:
         worker_send_task_events=False,
         worker_enable_remote_control=False,
         broker_connection_retry_on_startup=True,
-        broker_transport_options={"visibility_timeout": 60, "polling_interval": 0.01},
+        broker_transport_options={"visibility_timeout": 60},
         task_serializer="json",
         accept_content=["json"],
         enable_utc=True,
@@ -109,6 +111,7 @@ class Worker:
         """Takes no more tasks and lets the running ones end."""
         if self._controller is not None:
             self._controller.stop()
+            inprocess.bell.ring()
         self._thread.join(timeout_s)
 
 
