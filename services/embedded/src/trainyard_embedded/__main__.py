@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import signal
 import sys
@@ -104,6 +105,8 @@ async def _serve(settings: YardSettings, ready_fd: int) -> None:
     if settings.ephemeral:
         await yard.servicer.stop_jobs("the yard that was started for this job is going down")
     await yard.stop()
+    if yard.failure is not None:
+        raise RuntimeError(f"the yard ended because a service could not start: {yard.failure}") from yard.failure
 
 
 async def _until_over(settings: YardSettings, servicer: YardServicer, ended: asyncio.Event) -> None:
@@ -142,4 +145,9 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    # Everything is closed. Taking the interpreter apart takes most of a second, for which others would wait.
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

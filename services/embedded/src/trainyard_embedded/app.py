@@ -50,6 +50,7 @@ class Yard:
         self.registry = CollectorRegistry()
         self.endpoint = ""
         self.token = ""
+        self.failure: Exception | None = None
 
     async def start(self) -> None:
         """Serves; metrics and artifacts come up behind it.
@@ -143,8 +144,11 @@ class Yard:
             await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
             await self._leftovers.deliver()
         except Exception as error:
+            # A yard without one of its services would take jobs that cannot end well.
             logger.exception("a service did not start")
-            self._late.fail(error)
+            self._late.fail()
+            self.failure = error
+            self.servicer.ended.set()
 
     def _make_late(self) -> tuple[Service, Service]:
         from servicekit.settings import from_environment

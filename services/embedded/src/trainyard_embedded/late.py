@@ -29,7 +29,7 @@ class LateServices(grpc.aio.ServerInterceptor):
         """From now on, calls to this service go through."""
         self._ready.pop(name).set_result(None)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self) -> None:
         """The services that are not up will not come: their calls find no such method."""
         while self._ready:
             self._ready.popitem()[1].set_result(None)
