@@ -1,4 +1,5 @@
 import grpc
+import jwt
 import pytest
 from prometheus_client import CollectorRegistry
 from servicekit import server as servers
@@ -10,7 +11,8 @@ from servicekit.auth import (
     require_user,
     require_workspace,
 )
-from servicekit.errors import ERROR_KEY, NotFound
+from servicekit.errors import ERROR_KEY, PROBLEMS_KEY, InvalidArgument, NotFound
+from servicekit.limits import CallLimiter, Rate
 from trainyard.channel import connect
 from trainyard_protos.v1 import common_pb2, yard_pb2, yard_pb2_grpc
 
@@ -22,6 +24,9 @@ class Yard(yard_pb2_grpc.YardServiceServicer):
 
     async def Shutdown(self, request, context):
         require_user()
+        if request.timeout_s < 0:
+            problem = common_pb2.Problem(message="x" * 1000)
+            raise InvalidArgument("x" * 5_000_000, reason="TooLong", hint="y" * 5_000_000, problems=[problem] * 5000)
         if request.stop_jobs:
             raise NotFound("no such job", reason="JobNotFound", hint="yard jobs")
         return yard_pb2.ShutdownResponse(stopped_jobs=1 // int(request.timeout_s))
@@ -39,7 +44,8 @@ def tokens(tmp_path):
 
 @pytest.fixture
 async def endpoint(tmp_path, tokens):
-    server = servers.build(Authenticator(bearer_token(tmp_path), tokens), CollectorRegistry())
+    limiter = CallLimiter({"attempt": Rate(per_s=1e-6, burst=3)})
+    server = servers.build(Authenticator(bearer_token(tmp_path), tokens), CollectorRegistry(), limiter=limiter)
     yard_pb2_grpc.add_YardServiceServicer_to_server(Yard(), server)
     port = servers.listen(server, "127.0.0.1", 0)
     await server.start()
@@ -115,6 +121,58 @@ async def test_streams_know_their_caller_and_fail_with_a_status(endpoint, tokens
     await stream.write(yard_pb2.AttachRequest(workspace="other"))
     error = await status_of(stream.read())
     assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_an_error_that_quotes_too_much_is_shortened(endpoint, tmp_path):
+    error = await status_of(yard(endpoint, bearer_token(tmp_path)).Shutdown(yard_pb2.ShutdownRequest(timeout_s=-1)))
+    metadata = dict(error.trailing_metadata())
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert error.details().startswith("xxx") and error.details().endswith("…")
+    assert common_pb2.ErrorInfo.FromString(metadata[ERROR_KEY]).reason == "TooLong"
+    assert 0 < len(common_pb2.Problems.FromString(metadata[PROBLEMS_KEY]).problems) < 5000
+
+
+def unsigned(tokens, **header):
+    token, _ = tokens.mint("default", "job", "a", 1, ttl_s=60)
+    claims = jwt.decode(token, options={"verify_signature": False})
+    return jwt.encode(claims, header.pop("key", None), **header)
+
+
+async def test_a_token_that_somebody_else_signed_or_nobody_is_refused(endpoint, tokens, tmp_path):
+    public = tokens._public_key.public_bytes_raw()
+    signed, _ = tokens.mint("default", "job", "a", 1, ttl_s=60)
+    head, body, signature = signed.split(".")
+    other, _ = tokens.mint("default", "other-job", "a", 1, ttl_s=60)
+    forged = [
+        unsigned(tokens, algorithm="none"),
+        unsigned(tokens, key=public.hex(), algorithm="HS256"),  # the public key taken for a secret
+        f"{head}.{other.split('.')[1]}.{signature}",
+        f"{head}.{body}.",
+    ]
+    for token in forged:
+        error = await status_of(yard(endpoint, token).Info(yard_pb2.InfoRequest()))
+        assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("scheme", ["Basic", "", "Token", "bearer  "])
+async def test_the_token_in_another_scheme_is_refused(endpoint, tmp_path, scheme):
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        stub = yard_pb2_grpc.YardServiceStub(channel)
+        metadata = [("authorization", f"{scheme} {bearer_token(tmp_path)}")]
+        error = await status_of(stub.Info(yard_pb2.InfoRequest(), metadata=metadata))
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+async def test_a_caller_that_calls_too_often_is_told_when_to_call_again(endpoint, tokens, tmp_path):
+    busy, other = (yard(endpoint, tokens.mint("default", "job", name, 1, ttl_s=60)[0]) for name in ("busy", "other"))
+    for _ in range(3):
+        await busy.Info(yard_pb2.InfoRequest())
+    error = await status_of(busy.Info(yard_pb2.InfoRequest()))
+    info = common_pb2.ErrorInfo.FromString(dict(error.trailing_metadata())[ERROR_KEY])
+    assert (error.code(), info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "TooManyCalls")
+    assert float(info.fields["retry_after_s"]) > 0
+    for stub in (other, yard(endpoint, bearer_token(tmp_path))):
+        await stub.Info(yard_pb2.InfoRequest())
 
 
 def test_secrets_are_readable_by_their_owner_alone(tmp_path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy
-from servicekit.errors import Unavailable
+from servicekit.errors import InvalidArgument, Unavailable
 from servicekit.store import Store
 from sqlmodel import Field, Session, SQLModel, select
 
@@ -49,6 +49,22 @@ async def test_a_failing_change_undoes_itself_alone(store):
     )
     assert [type(outcome) for outcome in outcomes] == [int, sqlalchemy.exc.IntegrityError, int]
     assert await store.read(texts) == ["a", "b"]
+
+
+async def test_a_number_that_no_column_holds_is_the_callers_mistake(store):
+    beyond = 2**63
+    with pytest.raises(InvalidArgument, match="fits into no column"):
+        await store.read(lambda session: session.exec(select(Note).where(Note.id == beyond)).all())
+    with pytest.raises(InvalidArgument, match="fits into no column"):
+        await store.write(lambda session: session.add(Note(id=beyond, text="a")))
+    assert await store.read(texts) == []
+
+
+async def test_errors_do_not_repeat_the_values_of_a_statement(store):
+    await store.write(add("a secret"))
+    with pytest.raises(sqlalchemy.exc.IntegrityError) as refused:
+        await store.write(add("a secret"))
+    assert "a secret" not in str(refused.value)
 
 
 async def test_many_writes_share_a_commit_and_keep_their_order(store):

@@ -170,6 +170,33 @@ async def test_a_zombie_attempt_cannot_commit_once_the_next_one_has_called(yard,
     assert await numbers(yard.user(), job_id="job-1") == [1]
 
 
+async def test_an_attempt_cannot_add_to_another_jobs_checkpoints(yard, tree):
+    root = tree({"a": b"1"})
+    await checkpoint(yard.attempt(job="job-1"), root, 1, name="checkpoints-job-1")
+    thief = yard.attempt(job="job-2")
+    error = await refused(checkpoint(thief, root, 99, name="checkpoints-job-1"))
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.PERMISSION_DENIED, "NotOwnJob")
+    squat = upload(thief, root, workspace="default", name="checkpoints-job-3", kind="output")
+    assert reason_of(await refused(squat)) == "NotOwnJob"
+    assert await numbers(yard.user(), name="checkpoints-job-1") == [1]
+
+
+async def test_an_attempt_neither_takes_nor_meets_an_idempotency_key_of_another_job(yard, tree):
+    mine, theirs = [
+        await upload(
+            yard.attempt(job=job),
+            tree({"a": content}),
+            workspace="default",
+            name=job,
+            kind="output",
+            idempotency_key="k",
+        )
+        for job, content in (("job-1", b"1"), ("job-2", b"2"))
+    ]
+    assert mine.id != theirs.id
+    assert (mine.producer.job_id, theirs.producer.job_id) == ("job-1", "job-2")
+
+
 async def test_fences_survive_a_restart(yard, tree):
     await yard.attempt(fence=2).ListVersions(pb.ListVersionsRequest())
     await yard.stop()

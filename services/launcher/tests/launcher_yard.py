@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 from servicekit import server as servers
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
 from servicekit.celery import FORGET, LAUNCH, STOP, celery_app, start_queue, stop_queue
-from servicekit.errors import Unavailable
+from servicekit.errors import InvalidArgument, Unavailable
 from servicekit.ids import new_id
 from trainyard.channel import connect
 from trainyard.spec import Metadata, Resources, Secret, SecretSource, Spec, TrainingJob
@@ -44,6 +44,7 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         self.stale: set[str] = set()
         self.stale_reports: set[str] = set()
         self.away = False
+        self.picky_about: set[str] = set()  # reasons of exits that are refused for good
         self.refused = 0
         self.stopping: set[str] = set()
         self.reports: list[Report] = []
@@ -111,6 +112,8 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
 
     async def ReportAttempt(self, request, context):
         await self._answer()
+        if request.exit.reason in self.picky_about:
+            raise InvalidArgument("this exit fits into no column", reason="ValueOutOfRange")
         self.reports.append(request)
         if request.phase == ENDED:
             self.assignments.pop(request.attempt_id, None)

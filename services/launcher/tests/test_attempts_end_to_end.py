@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 from launcher_yard import Yard, running_yard, secret
+from trainyard.channel import connect
 from trainyard.home import process_start_time
 from trainyard_launcher.backends.process import sweep
+from trainyard_launcher.reports import Reporter
+from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -227,6 +230,30 @@ async def test_reports_wait_for_a_scheduler_that_is_away(yard: Yard) -> None:
     await yard.scheduler.until(lambda: yard.scheduler.refused >= 2)
     yard.scheduler.away = False
     assert (await yard.scheduler.ended(attempt)).exit.reason == "Completed"
+
+
+async def test_an_end_whose_exit_is_refused_for_good_is_told_without_it(yard: Yard) -> None:
+    attempt = yard.assign(python("pass"))
+    yard.scheduler.picky_about.add("Completed")
+    yard.send_launch(attempt)
+    report = await yard.scheduler.ended(attempt)
+    assert (report.exit.reason, report.exit.message) == ("AgentLost", "the exit of its agent was refused")
+
+
+async def test_an_exit_of_any_size_is_reported(yard: Yard) -> None:
+    async def answered(*_: object) -> None:
+        return None
+
+    async with connect(f"127.0.0.1:{yard.port}", yard.token) as channel:
+        stub = scheduler_pb2_grpc.AttemptServiceStub(channel)
+        reporter = Reporter(stub, "launcher", answered, call_timeout_s=10, max_notes=1)
+        huge = "x" * 1_000_000
+        exit = common_pb2.Exit(reason=huge, message=huge, last_lines=[huge] * 30, unstored=[huge] * 30, exit_code=7)
+        reporter.phase("attempt", 1, scheduler_pb2.ATTEMPT_PHASE_ENDED, exit)
+        report = await yard.scheduler.ended("attempt")
+        await reporter.close()
+    assert report.exit.exit_code == 7
+    assert report.ByteSize() < 200_000
 
 
 async def test_an_attempt_token_is_renewed_before_it_expires(tmp_path: Path) -> None:

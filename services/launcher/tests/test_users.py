@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -210,6 +211,20 @@ async def test_a_user_may_not_open_an_agents_session(yard: Yard) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await session(yard, yard.token, launcher_pb2.AgentMessage.Hello(attempt_id="a", fence=1))
     assert reason_of(caught.value) == "AttemptOnly"
+
+
+async def test_streams_that_end_before_their_first_word_are_refused_with_what_was_expected(yard: Yard) -> None:
+    async def nothing() -> AsyncIterator[Any]:
+        for never in ():
+            yield never
+
+    token, _ = yard.tokens.mint("default", "job", "a", 1, 60)
+    async with connect(f"127.0.0.1:{yard.port}", token) as channel:
+        calls = [launcher_pb2_grpc.AgentServiceStub(channel).Session(nothing()), yard.user.Shell(nothing())]
+        for call, reason in zip(calls, ("HelloExpected", "OpenExpected"), strict=True):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await anext(aiter(call))
+            assert reason_of(caught.value) == reason
 
 
 async def test_a_token_of_another_fence_opens_no_session(yard: Yard) -> None:

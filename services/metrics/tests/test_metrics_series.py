@@ -118,6 +118,16 @@ async def test_names_are_chosen_exactly_or_by_glob(ingestor):
     assert {name for name, _ in await series(stub, names=["train/loss", "nothing"])} == {"train/loss"}
 
 
+@pytest.mark.parametrize("names", [["*"] * 1001, ["x" * 257]], ids=["too many", "too long"])
+async def test_patterns_of_names_are_bounded(ingestor, names):
+    stub = ingestor.user()
+    await open_run(stub)
+    await append(stub, points([1]))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await series(stub, names=names)
+    assert reason_of(refused.value) == "TooManyNames"
+
+
 async def test_a_range_of_steps_is_cut_out(ingestor):
     stub = ingestor.user()
     await open_run(stub)

@@ -48,6 +48,7 @@ async def test_each_entry_of_a_batch_succeeds_or_fails_on_its_own(yard: Yard) ->
     ]
     assert results[0].submitted.job.id == results[2].submitted.job.id
     assert results[1].problems.problems[0].field == "spec.nodes"
+    assert results[3].reason == "CodeNotPacked" and results[3].hint
 
 
 async def test_a_wrong_document_comes_back_with_every_problem_and_creates_nothing(yard: Yard) -> None:

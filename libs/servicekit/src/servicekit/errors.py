@@ -21,6 +21,14 @@ from trainyard_protos.v1 import common_pb2
 ERROR_KEY = "trainyard-error-bin"
 PROBLEMS_KEY = "trainyard-problems-bin"
 
+_MAX_MESSAGE = 4096
+_MAX_PROBLEMS_BYTES = 256 * 1024
+
+
+def _shortened(text: str) -> str:
+    """A message may quote what the caller sent; what does not fit into the metadata would break the whole answer."""
+    return text if len(text) <= _MAX_MESSAGE else f"{text[: _MAX_MESSAGE - 1]}…"
+
 
 class ServiceError(Exception):
     """Root of all errors a service reports to its caller.
@@ -44,11 +52,11 @@ class ServiceError(Exception):
         fields: Mapping[str, str] | None = None,
         problems: Sequence[common_pb2.Problem] = (),
     ) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = _shortened(message)
+        super().__init__(self.message)
         self.reason = reason
-        self.hint = hint
-        self.fields = dict(fields or {})
+        self.hint = _shortened(hint)
+        self.fields = {name: _shortened(value) for name, value in (fields or {}).items()}
         self.problems = tuple(problems)
 
     def trailing_metadata(self) -> tuple[tuple[str, bytes], ...]:
@@ -56,8 +64,18 @@ class ServiceError(Exception):
         info = common_pb2.ErrorInfo(reason=self.reason, hint=self.hint, fields=self.fields)
         metadata = [(ERROR_KEY, info.SerializeToString())]
         if self.problems:
-            metadata.append((PROBLEMS_KEY, common_pb2.Problems(problems=self.problems).SerializeToString()))
+            metadata.append((PROBLEMS_KEY, self._encoded_problems()))
         return tuple(metadata)
+
+    def _encoded_problems(self) -> bytes:
+        kept = common_pb2.Problems()
+        room = _MAX_PROBLEMS_BYTES
+        for problem in self.problems:
+            room -= problem.ByteSize()
+            if room < 0:
+                break
+            kept.problems.append(problem)
+        return kept.SerializeToString()
 
 
 class InvalidArgument(ServiceError):

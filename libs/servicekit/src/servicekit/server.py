@@ -17,6 +17,7 @@ from trainyard.channel import OPTIONS, is_loopback
 
 from servicekit.auth import Authenticator, set_principal
 from servicekit.errors import Internal, ServiceError
+from servicekit.limits import CallLimiter
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,10 @@ class Calls:
 class _Guard(grpc.aio.ServerInterceptor):
     """Wraps each method: who is calling first, then the method, then its errors as statuses."""
 
-    def __init__(self, authenticator: Authenticator, calls: Calls) -> None:
+    def __init__(self, authenticator: Authenticator, calls: Calls, limiter: CallLimiter) -> None:
         self._authenticator = authenticator
         self._calls = calls
+        self._limiter = limiter
         self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
@@ -80,22 +82,25 @@ class _Guard(grpc.aio.ServerInterceptor):
             wrapped = self._unary(method, behaviour)
         return make(wrapped, handler.request_deserializer, handler.response_serializer)
 
-    def _admit(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def _admit(self, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         header = ""
         for key, value in context.invocation_metadata() or ():
             if key == "authorization":
                 header = value if isinstance(value, str) else value.decode(errors="replace")
-        set_principal(self._authenticator.authenticate(header))
+        principal = self._authenticator.authenticate(header)
+        self._limiter.admit(principal, service)
+        set_principal(principal)
 
     def _unary(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         seconds = self._calls.seconds.labels(method)
         done = self._calls.handled.labels(method, "OK")
+        service = _service_of(method)
 
         @functools.wraps(behaviour)
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
             try:
-                self._admit(context)
+                self._admit(service, context)
                 response = await behaviour(request, context)
             except Exception as error:
                 await self._fail(method, error, context)
@@ -108,11 +113,12 @@ class _Guard(grpc.aio.ServerInterceptor):
 
     def _streaming(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
         done = self._calls.handled.labels(method, "OK")
+        service = _service_of(method)
 
         @functools.wraps(behaviour)
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                self._admit(context)
+                self._admit(service, context)
                 responses = behaviour(request, context)
                 if inspect.isawaitable(responses):  # a servicer that writes through the context
                     await responses
@@ -139,10 +145,15 @@ class _Guard(grpc.aio.ServerInterceptor):
         await context.abort(error.code, error.message, trailing_metadata=error.trailing_metadata())
 
 
+def _service_of(method: str) -> str:
+    return method.split("/")[1].rpartition(".")[2]
+
+
 def build(
     authenticator: Authenticator,
     registry: CollectorRegistry,
     before: Sequence[grpc.aio.ServerInterceptor] = (),
+    limiter: CallLimiter | None = None,
 ) -> grpc.aio.Server:
     """A server without a port. Register services, `listen`, then start it. `before` runs ahead of authentication."""
     options = (
@@ -151,7 +162,8 @@ def build(
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.keepalive_permit_without_calls", 1),
     )
-    return grpc.aio.server(interceptors=[*before, _Guard(authenticator, Calls(registry))], options=options)
+    guard = _Guard(authenticator, Calls(registry), limiter or CallLimiter())
+    return grpc.aio.server(interceptors=[*before, guard], options=options)
 
 
 def listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None) -> int:

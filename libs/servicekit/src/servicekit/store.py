@@ -19,7 +19,7 @@ import sqlalchemy
 from sqlalchemy import event
 from sqlmodel import Session
 
-from servicekit.errors import ResourceExhausted, Unavailable
+from servicekit.errors import InvalidArgument, ResourceExhausted, Unavailable
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -34,8 +34,10 @@ _Write = tuple[Callable[[Session], Any], "Future[Any]"]
 
 def _engine(url: str) -> Engine:
     if not url.startswith("sqlite"):
-        return sqlalchemy.create_engine(url, pool_pre_ping=True)
-    engine = sqlalchemy.create_engine(url, connect_args={"check_same_thread": False, "timeout": 30})
+        return sqlalchemy.create_engine(url, pool_pre_ping=True, hide_parameters=True)
+    # Errors go to logs and callers: they name statements, never the values in them.
+    connect_args = {"check_same_thread": False, "timeout": 30}
+    engine = sqlalchemy.create_engine(url, connect_args=connect_args, hide_parameters=True)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: Any) -> None:
@@ -95,6 +97,7 @@ class Store:
         The change must not call other services or wait. When it raises, only its own writes are undone.
 
         Raises:
+            InvalidArgument: a number or text in it fits into no column.
             ResourceExhausted: too many writes wait already.
             Unavailable: the commit failed (disk full, database gone): nothing of the change is stored.
         """
@@ -110,11 +113,18 @@ class Store:
         return await asyncio.wrap_future(future)
 
     async def read(self, query: Callable[[Session], T]) -> T:
-        """Runs a query on a reader thread, in a transaction that sees everything committed before it."""
+        """Runs a query on a reader thread, in a transaction that sees everything committed before it.
+
+        Raises:
+            InvalidArgument: it compares with a number or text that no column can hold.
+        """
 
         def run() -> T:
             with Session(self.engine) as session:
-                return query(session)
+                try:
+                    return query(session)
+                except _UNSTORABLE as error:
+                    raise _unstorable(self._name) from error
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
@@ -161,10 +171,10 @@ class Store:
                 connection = raw.execution_options(writer=True)
                 with connection.begin(), Session(connection, join_transaction_mode="rollback_only") as session:
                     for change, future in group:
-                        outcomes.append((future, *_run(session, change)))
+                        outcomes.append((future, *_run(session, change, self._name)))
         except Exception as error:
             failure = Unavailable(
-                f"{self._name}: the database did not take the change: {error}",
+                f"{self._name}: the database did not take the change: {getattr(error, 'orig', None) or error}",
                 reason="StorageFailed",
                 hint="nothing of it is stored; free the disk or bring the database back, then try again",
             )
@@ -178,7 +188,18 @@ class Store:
                 future.set_result(value)
 
 
-def _run(session: Session, change: Callable[[Session], Any]) -> tuple[Any, BaseException | None]:
+_UNSTORABLE = (OverflowError, sqlalchemy.exc.DataError)
+
+
+def _unstorable(name: str) -> InvalidArgument:
+    return InvalidArgument(
+        f"{name}: a number or text of this call fits into no column",
+        reason="ValueOutOfRange",
+        hint="numbers go up to 2^63 - 1, and text holds no NUL",
+    )
+
+
+def _run(session: Session, change: Callable[[Session], Any], name: str) -> tuple[Any, BaseException | None]:
     """One change in a savepoint; a database that is gone or full fails the whole group instead."""
     savepoint = session.begin_nested()
     try:
@@ -188,6 +209,9 @@ def _run(session: Session, change: Callable[[Session], Any]) -> tuple[Any, BaseE
         return value, None
     except sqlalchemy.exc.OperationalError:
         raise
+    except _UNSTORABLE:
+        savepoint.rollback()
+        return None, _unstorable(name)
     except Exception as error:
         savepoint.rollback()
         return None, error

@@ -38,8 +38,9 @@ TRAPS = st.sampled_from(
 )  # fmt: skip
 NAMES = st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?\Z")
 VARIABLES = st.from_regex(r"\A[A-SU-Z_a-z][A-Za-z0-9_]{0,12}\Z")
-ARTIFACTS = st.from_regex(r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,12}\Z")
-REFERENCES = st.one_of(ARTIFACTS, st.tuples(ARTIFACTS, ARTIFACTS).map("@".join))
+ARTIFACTS = st.from_regex(r"\A[a-z0-9][a-z0-9._-]{0,12}\Z")
+SELECTORS = st.from_regex(r"\A([a-z][a-z0-9._-]{0,12}|[0-9]{1,3})\Z")
+REFERENCES = st.one_of(ARTIFACTS, st.tuples(ARTIFACTS, SELECTORS).map("@".join))
 PATHS = st.lists(st.from_regex(r"\A[a-z ][a-z. -]{0,5}\Z"), min_size=1, max_size=3).map("/".join)
 DURATIONS = st.builds("{}{}".format, st.integers(1, 300), st.sampled_from(["ms", "s"]))
 RULES = st.builds(

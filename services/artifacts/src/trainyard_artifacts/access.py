@@ -9,6 +9,8 @@ from trainyard_protos.v1 import artifacts_pb2 as pb
 from trainyard_artifacts.domain.names import check_workspace
 
 _ATTEMPT_KINDS = ("checkpoint", "output")
+_CHECKPOINTS = "checkpoints-"
+"""Artifacts of that name and a job's id hold the checkpoints that job resumes from."""
 
 
 def workspace_of(request_workspace: str) -> str:
@@ -39,6 +41,19 @@ def require_kind(kind: str) -> None:
     """Raises PermissionDenied when an attempt makes anything but checkpoints and outputs."""
     if current_principal().kind == "attempt" and kind not in _ATTEMPT_KINDS:
         raise _not_own(f"an attempt may not make a version of kind '{kind}', only {' and '.join(_ATTEMPT_KINDS)}")
+
+
+def require_name(name: str) -> None:
+    """Raises PermissionDenied when an attempt adds to another job's checkpoints."""
+    principal = current_principal()
+    if principal.kind == "attempt" and name.startswith(_CHECKPOINTS) and name != f"{_CHECKPOINTS}{principal.job_id}":
+        raise _not_own(f"artifact '{name[:200]}' does not hold checkpoints of job {principal.job_id}")
+
+
+def own_key(key: str) -> str:
+    """An idempotency key as it is kept: an attempt can neither take nor meet a key of another job."""
+    principal = current_principal()
+    return f"{principal.job_id}/{key}" if principal.kind == "attempt" and key else key
 
 
 def require_own(principal: Principal, version: pb.Version) -> None:

@@ -19,7 +19,7 @@ from trainyard_artifacts.domain import names, parts
 from trainyard_artifacts.settings import Settings
 from trainyard_artifacts.tables import PartRow, VersionRow
 
-_MAX_KEY = 200
+_MAX_KEY = 1024  # attempt, artifact and path, as agents make it
 _MAX_LABEL = 256
 
 

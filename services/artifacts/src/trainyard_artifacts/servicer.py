@@ -15,7 +15,7 @@ from trainyard_protos.v1 import artifacts_pb2 as pb
 from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceServicer
 
 from trainyard_artifacts import catalog, fences, listing, transfer
-from trainyard_artifacts.access import producer_of, require_kind, require_own, workspace_of
+from trainyard_artifacts.access import own_key, producer_of, require_kind, require_name, require_own, workspace_of
 from trainyard_artifacts.blobs import BlobStore
 from trainyard_artifacts.commits import Commits
 from trainyard_artifacts.counters import Counters
@@ -125,6 +125,8 @@ class ArtifactServicer(ArtifactServiceServicer):
     async def _admit(self, request: pb.CommitRequest) -> None:
         request.workspace = await self._enter(request.workspace)
         require_kind(request.kind)
+        require_name(request.name)
+        request.idempotency_key = own_key(request.idempotency_key)
         request.producer.CopyFrom(producer_of(request.producer))
 
     def _check_hashes(self, hashes: list[bytes]) -> list[bytes]:

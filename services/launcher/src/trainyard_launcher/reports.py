@@ -20,6 +20,9 @@ from trainyard_launcher.scheduler import Batches, backoff, is_away
 
 logger = logging.getLogger(__name__)
 
+_TEXT_MAX = 4096
+_TEXTS_MAX = 20
+
 Report = scheduler_pb2.ReportAttemptRequest
 Answer = scheduler_pb2.ReportAttemptResponse
 Answered = Callable[[Report, Answer], Awaitable[None]]
@@ -61,7 +64,8 @@ class Reporter:
         exit: common_pb2.Exit | None = None,
     ) -> None:
         """Reports that an attempt is so far."""
-        self._send(Report(attempt_id=attempt_id, fence=fence, phase=phase, exit=exit))
+        bounded = None if exit is None else _bounded(exit)
+        self._send(Report(attempt_id=attempt_id, fence=fence, phase=phase, exit=bounded))
 
     def note(self, attempt_id: str, fence: int, reason: str, text: str) -> None:
         """Adds a remark to the job's events; dropped when too many wait."""
@@ -93,7 +97,17 @@ class Reporter:
             del self._waiting[attempt_id]
 
     async def _deliver(self, report: Report) -> Answer | None:
-        """The scheduler's answer; None when it refuses the report for good."""
+        """The scheduler's answer; None when it refuses the report for good.
+
+        An end is told in any case: an exit that is refused goes again without what its agent said.
+        """
+        answer = await self._offer(report)
+        if answer is None and report.phase == scheduler_pb2.ATTEMPT_PHASE_ENDED:
+            report.exit.CopyFrom(common_pb2.Exit(reason="AgentLost", message="the exit of its agent was refused"))
+            answer = await self._offer(report)
+        return answer
+
+    async def _offer(self, report: Report) -> Answer | None:
         for pause_s in backoff():
             try:
                 return await self._calls.call(report)
@@ -116,3 +130,16 @@ class Reporter:
     async def close(self) -> None:
         """Gives up what was not delivered: the next life finds it on disk."""
         await self._background.close()
+
+
+def _bounded(exit: common_pb2.Exit) -> common_pb2.Exit:
+    """An exit that fits into a report, whatever its agent, or who wrote in its place, put into it."""
+    kept = common_pb2.Exit()
+    kept.CopyFrom(exit)
+    for field in ("reason", "message", "signal", "resumed_from"):
+        setattr(kept, field, getattr(exit, field)[:_TEXT_MAX])
+    for field in ("last_lines", "unstored"):
+        texts = getattr(kept, field)
+        del texts[:]
+        texts.extend(text[:_TEXT_MAX] for text in getattr(exit, field)[:_TEXTS_MAX])
+    return kept

@@ -93,7 +93,7 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
 
     async def Shell(self, request_iterator: AsyncIterator[Input], context: Context) -> AsyncIterator[Output]:
         """An interactive shell beside a worker; it ends with the stream."""
-        first = await anext(aiter(request_iterator))
+        first = await anext(aiter(request_iterator), Input())
         if first.WhichOneof("input") != "open":
             raise InvalidArgument("a shell begins with open", reason="OpenExpected")
         shell = await self._open_shell(first.open)

@@ -62,7 +62,7 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
             "heartbeat": self._heartbeat,
             "lines": self._lines,
             "phase": self._phase,
-            "stacks": lambda _attempt, _node, message: self._stacks.answered(message.stacks),
+            "stacks": lambda attempt, node, message: self._stacks.answered(attempt, node, message.stacks),
             "note": lambda attempt, _node, message: supervisor.note(attempt, message.note.reason, message.note.text),
         }
 
@@ -70,7 +70,7 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
         self, request_iterator: AsyncIterator[Message], context: grpc.aio.ServicerContext[Message, Command]
     ) -> AsyncIterator[Command]:
         """Until the agent hangs up, or is told that it is not wanted."""
-        hello = _checked_hello(await anext(aiter(request_iterator)), current_principal())
+        hello = _checked_hello(await anext(aiter(request_iterator), Message()), current_principal())
         attempt = self._supervisor.attempts.get(hello.attempt_id)
         if attempt is None or not 0 <= hello.node < attempt.facts.nodes:
             yield Command(stop=Command.Stop(reason="Stale"))

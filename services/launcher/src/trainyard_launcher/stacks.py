@@ -24,7 +24,7 @@ class StacksDesk:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._numbers = itertools.count(1)
-        self._open: dict[int, asyncio.Future[Sequence[RankStacks]]] = {}
+        self._open: dict[tuple[str, int, int], asyncio.Future[Sequence[RankStacks]]] = {}
 
     async def take(self, attempt: Attempt) -> list[RankStacks]:
         """Stacks of all ranks, in order; ranks that cannot be asked carry an error instead."""
@@ -36,18 +36,19 @@ class StacksDesk:
             return _errors(attempt, node, "the agent of the node is not connected now; try again in some seconds")
         number = next(self._numbers)
         reply: asyncio.Future[Sequence[RankStacks]] = asyncio.get_running_loop().create_future()
-        self._open[number] = reply
+        asked = (attempt.facts.attempt_id, node.index, number)
+        self._open[asked] = reply
         try:
             node.session.send(Command(stacks=Command.TakeStacks(request_id=number)))
             return await asyncio.wait_for(reply, self._timeout_s)
         except TimeoutError:
             return _errors(attempt, node, f"the agent of the node did not answer within {self._timeout_s:.0f} s")
         finally:
-            del self._open[number]
+            del self._open[asked]
 
-    def answered(self, reply: launcher_pb2.AgentMessage.StacksReply) -> None:
-        """An agent's reply; one that comes too late is dropped."""
-        waiting = self._open.get(reply.request_id)
+    def answered(self, attempt: Attempt, node: Node, reply: launcher_pb2.AgentMessage.StacksReply) -> None:
+        """An agent's reply; one that comes too late, or from who was not asked, is dropped."""
+        waiting = self._open.get((attempt.facts.attempt_id, node.index, reply.request_id))
         if waiting is not None and not waiting.done():
             waiting.set_result(list(reply.ranks))
 

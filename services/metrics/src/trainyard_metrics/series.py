@@ -20,6 +20,8 @@ from trainyard_metrics.settings import Settings
 
 AGENT_RANK = -1
 _MAX_SEQ = 2**63 - 1
+_MAX_PATTERNS = 1000
+_MAX_PATTERN = 256
 _MAX_RESPONSE_BYTES = 15 * 1024 * 1024
 
 
@@ -113,6 +115,13 @@ def _collect(attempts: Sequence[Attempt], runs: dict[str, RunPoints], selector: 
 
 
 def _name_filter(patterns: Sequence[str]) -> re.Pattern[str]:
+    # Patterns are compiled into one expression, which takes time and memory that grow with them.
+    if len(patterns) > _MAX_PATTERNS or any(len(pattern) > _MAX_PATTERN for pattern in patterns):
+        raise InvalidArgument(
+            f"{len(patterns):,} patterns of names",
+            reason="TooManyNames",
+            hint=f"give at most {_MAX_PATTERNS:,} of at most {_MAX_PATTERN} characters; '*' stands for any text",
+        )
     return re.compile("|".join(translate(pattern) for pattern in patterns) or ".*", re.DOTALL)
 
 

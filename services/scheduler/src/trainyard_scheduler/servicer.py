@@ -74,6 +74,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             if isinstance(outcome, ServiceError):
                 result.code = outcome.code.value[0]
                 result.message = outcome.message
+                result.reason = outcome.reason
+                result.hint = outcome.hint
                 result.problems.problems.extend(outcome.problems)
             else:
                 result.submitted.job.CopyFrom(views.job(outcome.job, self._index))

@@ -212,9 +212,14 @@ class SubmitBatchResponse(_message.Message):
         CODE_FIELD_NUMBER: _builtins.int
         MESSAGE_FIELD_NUMBER: _builtins.int
         PROBLEMS_FIELD_NUMBER: _builtins.int
+        REASON_FIELD_NUMBER: _builtins.int
+        HINT_FIELD_NUMBER: _builtins.int
         code: _builtins.int
         """gRPC status code on error, else 0"""
         message: _builtins.str
+        reason: _builtins.str
+        """as in ErrorInfo, on error"""
+        hint: _builtins.str
         @_builtins.property
         def submitted(self) -> Global___SubmitResponse:
             """unset on error"""
@@ -228,10 +233,12 @@ class SubmitBatchResponse(_message.Message):
             code: _builtins.int = ...,
             message: _builtins.str = ...,
             problems: _common_pb2.Problems | None = ...,
+            reason: _builtins.str = ...,
+            hint: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["problems", b"problems", "submitted", b"submitted"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "message", b"message", "problems", b"problems", "submitted", b"submitted"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "hint", b"hint", "message", b"message", "problems", b"problems", "reason", b"reason", "submitted", b"submitted"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,7 +61,11 @@ def _skipped(version: artifacts_pb2.Version, error: Exception) -> str:
 
 async def _newest_first(plan: Plan, store: Store) -> AsyncIterator[artifacts_pb2.Version]:
     request = artifacts_pb2.ListVersionsRequest(
-        workspace=store.workspace, name=artifact_name(plan.job_id), kind="checkpoint", page_size=PAGE
+        workspace=store.workspace,
+        name=artifact_name(plan.job_id),
+        kind="checkpoint",
+        job_id=plan.job_id,
+        page_size=PAGE,
     )
     while True:
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from uuid import uuid4
 
-import grpc
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
 from trainyard import errors
@@ -83,14 +82,14 @@ class JobCalls:
     ) -> pb.SubmitResponse | errors.YardError:
         if not result.code:
             return result.submitted
-        code = code_of(result.code)
-        if code is grpc.StatusCode.FAILED_PRECONDITION:  # its code has to be packed: one by one
+        if result.reason == errors.CodeNotPacked.__name__:  # one by one
             try:
                 return await self.send(request, source)
             except errors.YardError as error:
                 return error
         problems = tuple(result.problems.problems)
-        return from_code(code, has_problems=bool(problems))(result.message, problems=problems)
+        kind = from_code(code_of(result.code), has_problems=bool(problems))
+        return kind(result.message, reason=result.reason, hint=result.hint, problems=problems)
 
     async def plan(self, source: Source) -> pb.PlanResponse:
         """What submitting would do, without doing it: the resolved spec, where it fits, its place in the queue.

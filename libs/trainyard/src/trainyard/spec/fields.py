@@ -44,15 +44,19 @@ EnvName = Annotated[str, _text(ENV_NAME, ENV_WORDS, 255)]
 """A variable that someone else sets; `Variable` is one of the user's."""
 Undashed = Annotated[str, _text(r"^[^-\s]\S*$", "a text without spaces that does not begin with '-'", 2048)]
 """What is handed to a program as an argument and must not be taken for an option."""
-_ARTIFACT = r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*"
+_ARTIFACT = r"[a-z0-9][a-z0-9._-]*"  # as in artifacts.proto: what is accepted here, the store takes
+_SELECTOR = r"[a-z][a-z0-9._-]*|[0-9]+"
 ArtifactName = Annotated[
-    str, _text(f"^{_ARTIFACT}$", "letters, digits, '.', '_', '-' and '/' between them, at most 128 characters", 128)
+    str,
+    _text(
+        f"^{_ARTIFACT}$",
+        "lower-case letters, digits, '.', '_' and '-', beginning with a letter or digit, at most 128 characters",
+        128,
+    ),
 ]
 ArtifactReference = Annotated[
     str,
-    _text(
-        f"^{_ARTIFACT}(@[A-Za-z0-9][A-Za-z0-9._-]*)?$", "an artifact: name, name@alias, name@3 or a version's id", 256
-    ),
+    _text(f"^{_ARTIFACT}(@({_SELECTOR}))?$", "an artifact: name, name@alias, name@3 or a version's id", 193),
 ]
 MetricName = Annotated[str, _text(r"^[A-Za-z0-9_][A-Za-z0-9_./ -]*$", "a metric's name, such as val/accuracy", 256)]
 
