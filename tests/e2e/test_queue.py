@@ -117,30 +117,22 @@ def test_an_ended_job_cannot_be_cancelled_and_a_succeeded_one_not_retried(client
         assert "succeeded" in refused.value.message
 
 
-def test_devices_are_handed_out_to_one_worker_each(client, tmp_path):
-    code = """
-        import os, sys
-        print(os.environ["CUDA_VISIBLE_DEVICES"], os.environ.get("LOCAL_RANK"), flush=True)
-        open(sys.argv[1]).read()
-    """
-    gates = [tmp_path / "first", tmp_path / "second"]
-    jobs = []
-    for path in gates:
-        os.mkfifo(path)
-        spec = {"resources": {"cpu": "100m", "memory": "64Mi", "gpu": 1}, "workersPerNode": 2, "runtime": "torchrun"}
-        jobs.append(client.submit(document(python(code, str(path)), **spec)))
+def test_devices_are_handed_out_to_one_worker_each(client):
+    code = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES'], flush=True); time.sleep(600)"
+    two = {"resources": {"cpu": "100m", "memory": "64Mi", "gpu": 1}, "workersPerNode": 2, "runtime": "torchrun"}
+    jobs = [client.submit(document(python(code), gracePeriod="1s", **two)) for _ in range(2)]
     third = submit(client, "third", resources={"gpu": 1})
     for job in jobs:
         wait_until(lambda job=job: len(output(job)) == 2, "the devices of both workers")
     assert third.status().pending.reason == "WaitingForCapacity"
-    seen = [set(line.split()[0].split(",")) for job in jobs for line in output(job)]
-    assert seen[0] == seen[1] and seen[2] == seen[3], "workers of one node see its devices and choose by LOCAL_RANK"
-    assert sorted(seen[0] | seen[2]) == ["0", "1", "2", "3"]
-    for path in gates:
-        for _ in range(2):
-            path.write_text("")
-    for job in (*jobs, third):
-        job.wait(WAIT_S)
+    seen = [[set(line.split(",")) for line in output(job)] for job in jobs]
+    assert all(first == second for first, second in seen), "workers of one node see its devices, and choose by rank"
+    assert sorted(seen[0][0] | seen[1][0]) == ["0", "1", "2", "3"]
+    jobs[0].cancel()
+    third.wait(WAIT_S)
+    jobs[1].cancel()
+    for job in jobs:
+        job.wait(WAIT_S, check=False)
 
 
 def test_a_worker_without_devices_sees_none(client):

@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+import json
 import stat
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from trainyard.client import Client
 from trainyard.home import read_endpoint
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from tests.jobs import WAIT_S, document, output
+from tests.jobs import WAIT_S, document, output, running
 
 
 def mode(path: Path) -> int:
@@ -108,3 +109,16 @@ def test_a_message_that_is_too_large_is_refused_with_what_to_do(client):
         client.submit(document(["true"], env={"BLOB": "x" * (17 * 1024 * 1024)}))
     assert refused.value.exit_code in (2, 6)
     assert refused.value.exit_code != errors.Defect.exit_code
+
+
+def test_the_token_of_an_attempt_may_not_act_as_its_user(shared_yard, client):
+    job = client.submit(document(["sleep", "600"], gracePeriod="1s"))
+    running(job)
+    plan = shared_yard.folder / "attempts" / job.status().attempt_id / "node-0" / "plan.json"
+    assert mode(plan) == 0o600
+    with Client(read_endpoint(shared_yard.folder).endpoint, token=json.loads(plan.read_text())["token"]) as worker:
+        for forbidden in (lambda: worker.submit(document(["true"])), lambda: worker.job(job.id).cancel()):
+            with pytest.raises(errors.Refused):
+                forbidden()
+    job.cancel()
+    assert job.wait(WAIT_S, check=False).reason == "Cancelled"
