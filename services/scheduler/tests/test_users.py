@@ -213,6 +213,23 @@ async def test_explain_joins_the_reason_the_numbers_and_what_helps(yard: Yard) -
     assert any(command.startswith(f"yard cancel {job.id}") for command in explanation.next)
 
 
+async def test_explain_tells_that_no_launcher_has_taken_a_job_yet(yard: Yard) -> None:
+    await yard.register(cpu=1)
+    job = await yard.admitted((await yard.submit(document("new"))).id)
+    request = s.ExplainJobRequest(id="new")
+    assert "has not taken it yet" in (await yard.users.ExplainJob(request)).summary
+    await yard.claim(job)
+    assert "has not taken it yet" not in (await yard.users.ExplainJob(request)).summary
+
+
+async def test_explain_tells_the_reason_of_a_failure_once(yard: Yard) -> None:
+    await yard.register(cpu=1)
+    job = await yard.started((await yard.submit(document("broken"))).id)
+    await yard.ended(job.id, c.Exit(reason="WorkerFailed", exit_code=1))
+    summary = (await yard.users.ExplainJob(s.ExplainJobRequest(id="broken"))).summary
+    assert summary.count("WorkerFailed") == 1
+
+
 async def test_metrics_count_jobs_by_state(yard: Yard) -> None:
     await yard.register(cpu=1)
     await yard.started((await yard.submit()).id)

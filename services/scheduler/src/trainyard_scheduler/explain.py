@@ -8,18 +8,18 @@ from trainyard_scheduler import views
 from trainyard_scheduler.domain.reasons import PendingReason
 from trainyard_scheduler.domain.states import JobState
 from trainyard_scheduler.index import Index
-from trainyard_scheduler.tables import Job
+from trainyard_scheduler.tables import Attempt, Job
 from trainyard_scheduler.transitions.steps import demand_of
 
 _AHEAD_SHOWN = 20
 
 
-def explain(job: Job, index: Index) -> scheduler_pb2.Explanation:
+def explain(job: Job, attempt: Attempt | None, index: Index) -> scheduler_pb2.Explanation:
     """Why the job is where it is."""
     free, total = index.totals()
     return scheduler_pb2.Explanation(
         job=views.job(job, index),
-        summary=_summary(job, index),
+        summary=_summary(job, attempt, index),
         position=index.position(job.id),
         ahead=index.ahead(job.id, _AHEAD_SHOWN),
         wanted=views.resources(demand_of(job).total),
@@ -29,15 +29,16 @@ def explain(job: Job, index: Index) -> scheduler_pb2.Explanation:
     )
 
 
-def _summary(job: Job, index: Index) -> str:
+def _summary(job: Job, attempt: Attempt | None, index: Index) -> str:
     state = JobState(job.state)
     if state is JobState.QUEUED:
         return _why_queued(job, index)
     sentence = f"{job.name} is {state.name.lower()}, attempt {job.attempt}"
-    if job.reason:
-        sentence += f": {job.reason}"
-    if job.message:
-        sentence += f", {job.message}"
+    told = job.message.startswith(job.reason)
+    why = [job.message] if told else [job.reason, job.message]
+    sentence = ": ".join([sentence, *(part for part in why if part)])
+    if state is JobState.STARTING and attempt and not attempt.claimed_ns:
+        sentence += f": the launcher of pool '{attempt.pool}' has not taken it yet; if that lasts, its log says why"
     if job.retries_used or job.free_retries_used:
         sentence += f". Retries so far: {job.retries_used} of the budget, {job.free_retries_used} free"
     return f"{sentence}."

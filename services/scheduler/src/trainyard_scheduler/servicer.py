@@ -176,8 +176,11 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     ) -> scheduler_pb2.Explanation:
         workspace = _workspace(request.workspace)
         job_id = await self._job_id(workspace, request.id)
-        job = await self._store.read(lambda session: queries.find_job(session, job_id))
-        return explain(job, self._index)
+        job, attempts = await self._store.read(
+            lambda session: (queries.find_job(session, job_id), queries.attempts_of(session, job_id))
+        )
+        newest = next((each for each in attempts if each.id == job.attempt_id), None)
+        return explain(job, newest, self._index)
 
     async def ListPools(
         self, request: scheduler_pb2.ListPoolsRequest, context: _Context

@@ -184,6 +184,13 @@ def explanation(answer: pb.Explanation) -> None:
     job = answer.job
     say(f"{styled(job.name, 'bold')} ({words.short(job.id)}) is {state(states.name(job.state))}")
     say(answer.summary)
+    if states.name(job.state) == "queued":
+        _queued(answer)
+    identifier = words.short(job.id)
+    next_steps(*(step.replace(job.id, identifier) for step in answer.next or _next(job, identifier)))
+
+
+def _queued(answer: pb.Explanation) -> None:
     tables.pairs(
         [
             ("position", str(answer.position or "")),
@@ -193,4 +200,3 @@ def explanation(answer: pb.Explanation) -> None:
             ("in total", resources(answer.total) if answer.HasField("total") else ""),
         ]
     )
-    next_steps(*(answer.next or _next(job, words.short(job.id))))
