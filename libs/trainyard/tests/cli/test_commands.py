@@ -67,6 +67,22 @@ async def test_problems_of_a_document_are_listed_with_file_line_field_and_spelli
     ]
 
 
+async def test_a_problem_on_standard_input_has_its_line(yard: ScriptedYard) -> None:
+    problems = [common_pb2.Problem(line=2, field="spec.nodes", message="is 0")]
+    yard.refusals["Submit"] = [Refusal(S.INVALID_ARGUMENT, "1 problem", "InvalidSpec", problems=problems)]
+    ended = await run("submit", "-", stdin="kind: x\n")
+    assert ended.err.splitlines()[0] == "line 2: spec.nodes: is 0"
+
+
+async def test_an_explanation_names_jobs_as_the_other_commands_do(yard: ScriptedYard) -> None:
+    yard.job.CopyFrom(job("queued"))
+    ended = await run("explain")
+    assert "position  2" in ended.out
+    assert f"yard explain {SHORT}" in ended.lines[-1]
+    yard.job.CopyFrom(job("failed"))
+    assert "position" not in (await run("explain")).out
+
+
 async def test_a_wrong_option_is_exit_code_2(yard: ScriptedYard) -> None:
     assert (await run("jobs", "-o", "xml")).code == 2
     assert (await run("jobs", "--label", "team")).code == 2
@@ -148,8 +164,14 @@ async def test_submit_tells_the_id_and_what_comes_next(yard: ScriptedYard, tmp_p
 
 async def test_a_dry_run_submits_nothing(yard: ScriptedYard) -> None:
     ended = await run("submit", "--dry-run", "-", stdin=document())
-    assert ended.lines[:3] == ["kind: TrainingJob", "---", "would start at once"]
+    assert ended.lines[:3] == ["kind: TrainingJob", "spec: {nodes: 1}", "---"]
     assert yard.asked("Submit") == []
+
+
+async def test_a_dry_run_gives_programs_the_spec_as_an_object(yard: ScriptedYard) -> None:
+    for form, read in (("json", json.loads), ("yaml", YAML(typ="safe").load)):
+        plan = read((await run("submit", "--dry-run", "-", "-o", form, stdin=document())).out)
+        assert plan["spec"] == {"nodes": 1}
 
 
 async def test_render_needs_no_yard_when_there_is_no_code_to_pack(tmp_path: Path) -> None:

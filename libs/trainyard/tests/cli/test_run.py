@@ -81,6 +81,13 @@ async def test_a_failed_run_tells_the_rank_the_meaning_the_last_lines_and_the_ru
     assert f"next: yard logs {SHORT} --rank 1" in ended.out
 
 
+async def test_a_failure_is_told_once(yard: ScriptedYard, file: str) -> None:
+    failure = common_pb2.Exit(reason="Hung", message="no sign of life for 3 s")
+    ends(yard, "failed", reason="Hung", message="Hung: no sign of life for 3 s", exit=failure)
+    summary = (await run("run", file)).out.split("digits failed")[1]
+    assert summary.count("no sign of life for 3 s") == 1
+
+
 async def test_a_cancelled_run_is_exit_code_7(yard: ScriptedYard, file: str) -> None:
     ends(yard, "cancelled")
     assert (await run("run", file)).code == 7

@@ -28,6 +28,7 @@ from trainyard_protos.v1 import (
 
 TOKEN = "a-token"
 JOB_ID = "01939a7e-0000-7000-8000-000000000001"
+_RESOLVED = "kind: TrainingJob\nspec: {nodes: 1}\n"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -218,7 +219,7 @@ def _page(yard: ScriptedYard, request: scheduler_pb2.ListJobsRequest) -> schedul
 class _Scheduler(_Servicer, scheduler_pb2_grpc.SchedulerServiceServicer):
     Submit = _unary("Submit", lambda yard, _: scheduler_pb2.SubmitResponse(job=yard.job, created=True))
     SubmitBatch = _unary("SubmitBatch", _batch)
-    Plan = _unary("Plan", lambda yard, _: scheduler_pb2.PlanResponse(resolved="kind: TrainingJob\n", position=1))
+    Plan = _unary("Plan", lambda yard, _: scheduler_pb2.PlanResponse(resolved=_RESOLVED, position=1))
     GetJob = _unary("GetJob", lambda yard, _: yard.job)
     ListJobs = _unary("ListJobs", _page)
     CancelJob = _unary("CancelJob", lambda yard, _: yard.job)

@@ -18,7 +18,7 @@ _COMPLETION_DEADLINE_S = 2.0
 
 
 def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
-    """Ids and names of the newest jobs that begin with what is typed."""
+    """Ids and names of the newest jobs that begin with what is typed; a name stands for its newest job."""
     import asyncio
 
     from trainyard.client import AsyncClient, states
@@ -29,7 +29,8 @@ def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
             jobs = [job async for job in client.list(limit=100)]
         rows = [(LAST, "the newest job")]
         rows += [(job.id, f"{job.name}, {states.name(job.state)}") for job in jobs]
-        return rows + [(job.name, states.name(job.state)) for job in jobs]
+        names = {job.name: states.name(job.state) for job in reversed(jobs)}
+        return rows + list(names.items())
 
     try:
         return [row for row in asyncio.run(candidates()) if row[0].startswith(incomplete)]

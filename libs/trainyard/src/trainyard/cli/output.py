@@ -64,10 +64,18 @@ def _message(message: Message) -> dict[str, Any]:
             continue
         value = getattr(message, field.name)
         if field.name == "resolved" and value:
-            result["spec"] = json.loads(value)["spec"] if value.startswith("{") else value
+            result["spec"] = _document(value)["spec"]
         else:
             result[field.json_name] = _field(field, value)
     return result
+
+
+def _document(text: str) -> Any:
+    if text.startswith("{"):
+        return json.loads(text)
+    from ruamel.yaml import YAML
+
+    return YAML(typ="safe").load(text)
 
 
 def _field(field: Any, value: Any) -> Any:

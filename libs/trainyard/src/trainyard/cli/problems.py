@@ -23,7 +23,7 @@ def show(error: YardError) -> None:
 
 def describe(problem: Problem) -> str:
     """A problem as `job.yaml:12: spec.resources.cpu: what is wrong; allowed: ...; did you mean ...?`."""
-    place = ":".join(part for part in (problem.file, str(problem.line or "")) if part)
+    place = _place(problem)
     start = ": ".join(part for part in (place, problem.field) if part)
     text = f"{styled(start, 'bold', sys.stderr)}: {problem.message}" if start else problem.message
     if problem.allowed:
@@ -31,6 +31,12 @@ def describe(problem: Problem) -> str:
     if problem.suggestion:
         text += f"; did you mean {styled(problem.suggestion, 'green', sys.stderr)}?"
     return text
+
+
+def _place(problem: Problem) -> str:
+    if not problem.file:  # it came through standard input
+        return f"line {problem.line}" if problem.line else ""
+    return f"{problem.file}:{problem.line}" if problem.line else problem.file
 
 
 def _title() -> str:

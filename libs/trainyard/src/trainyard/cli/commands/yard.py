@@ -91,21 +91,25 @@ def down(
         return
     gone = os.pidfd_open(running.pid)
     try:
-        stopped = asyncio.run(_shut_down(stop_jobs, ask=not yes))
+        jobs = asyncio.run(_shut_down(stop_jobs, ask=not yes))
         _wait_for(gone, running, folder)
     finally:
         os.close(gone)
-    cancelled = f"; {words.plural(stopped, 'job')} cancelled" if stopped else ""
-    say(f"the yard is down{cancelled}")
+    fate = "cancelled" if stop_jobs else "left to the next yard"
+    what = f"; {words.plural(jobs, 'job')} {fate}" if jobs else ""
+    say(f"the yard is down{what}")
 
 
 async def _shut_down(stop_jobs: bool, *, ask: bool) -> int:
+    """Ends the yard; returns how many jobs it cancelled or left."""
     from trainyard.client import AsyncClient
 
     async with AsyncClient() as client:
+        active = [job async for job in client.list(states_in=_ACTIVE, include_owned=True)]
         if stop_jobs and ask:
-            _ask([job async for job in client.list(states_in=_ACTIVE, include_owned=True)])
-        return (await client.shutdown(stop_jobs=stop_jobs, timeout_s=_GRACE_S)).stopped_jobs
+            _ask(active)
+        answer = await client.shutdown(stop_jobs=stop_jobs, timeout_s=_GRACE_S)
+        return answer.stopped_jobs if stop_jobs else len(active)
 
 
 _ACTIVE = ("queued", "starting", "running", "stopping", "finalizing")

@@ -30,7 +30,7 @@ async def offer(job: pb.Job, received: asyncio.Queue[signal.Signals]) -> Wish:
     terminal.next_steps(f"yard logs -f {identifier}", f"yard status {identifier}", f"yard cancel {identifier}")
     if not (terminal.is_terminal() and sys.stdin.isatty()):
         return Wish.DETACH
-    terminal.say(terminal.styled("Ctrl-C again to cancel it", "dim"))
+    terminal.say(terminal.styled(f"Ctrl-C again to cancel it (within {SECOND_PRESS_S:g} s)", "dim"))
     try:
         await asyncio.wait_for(received.get(), SECOND_PRESS_S)
     except TimeoutError:

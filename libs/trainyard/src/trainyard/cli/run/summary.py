@@ -54,11 +54,13 @@ def _headline(job: pb.Job) -> str:
 
 def _failure(job: pb.Job) -> None:
     ended = job.exit
+    why = words.because(job.reason, job.message)
+    how = exits.describe(ended) if ended.reason else ""
     tables.pairs(
         [
-            ("  reason", words.because(job.reason, job.message)),
-            ("  exit", exits.describe(ended) if ended.reason else ""),
-            ("  message", ended.message),
+            ("  reason", why),
+            ("  exit", how if how != why else ""),
+            ("  message", ended.message if ended.message not in why + how else ""),
             ("  rule", f"spec.retries.rules[{ended.matched_rule}]" if ended.HasField("matched_rule") else ""),
             ("  retries", f"{job.retries_used} of the budget used, {job.free_retries_used} free"),
             ("  not stored", "\n".join(ended.unstored)),
