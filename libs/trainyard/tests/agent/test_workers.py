@@ -100,8 +100,8 @@ async def test_the_message_of_torchs_error_file_is_reported(attempt):
 async def test_a_command_that_is_not_there_fails_the_start_and_says_where_it_was_looked_for(attempt):
     exit = await attempt(["no-such-program"]).run()
     assert exit.reason == "StartFailed"
-    assert "'no-such-program' cannot be run: [Errno 2]" in exit.message
-    assert "looked for in" in exit.message
+    assert "'no-such-program' cannot be run: no program of this name is in PATH" in exit.message
+    assert os.environ["PATH"].split(os.pathsep)[-1] in exit.message
 
 
 async def test_the_lowest_rule_whose_pattern_was_printed_is_reported(attempt):

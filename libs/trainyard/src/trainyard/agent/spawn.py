@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]  # `signal` itself loads enum and more
 import os
+import shutil
 
 from trainyard.agent import native
 
@@ -107,4 +108,8 @@ def _explain(command: Command, error: str) -> str:
     program = command.argv[0]
     if "/" in program:
         return f"'{program}' cannot be run in {command.cwd}: {error}"
-    return f"'{program}' cannot be run: {error}. It was looked for in {command.env.get('PATH', '(no PATH)')}"
+    path = command.env.get("PATH", os.defpath)
+    if shutil.which(program, path=path):
+        return f"'{program}' cannot be run: {error}"
+    folders = os.pathsep.join(dict.fromkeys(path.split(os.pathsep)))
+    return f"'{program}' cannot be run: no program of this name is in PATH, {folders}"
