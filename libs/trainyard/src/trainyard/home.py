@@ -41,14 +41,19 @@ def home() -> Path:
     return Path(configured).expanduser().absolute() if configured else Path.home() / ".trainyard"
 
 
-def read_endpoint(home: Path) -> YardFile | None:
-    """The yard that serves `home` now, or None when there is none (never started, stopped, or killed)."""
+def read_yard_file(home: Path) -> YardFile | None:
+    """What `yard.json` says, be the yard alive or killed; None when none was started, or it ended on purpose."""
     try:
         fields = json.loads((home / YARD_FILE).read_bytes())
-        found = YardFile(**{name: fields[name] for name in YardFile.__slots__})
+        return YardFile(**{name: fields[name] for name in YardFile.__slots__})
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
-    return found if found.alive else None
+
+
+def read_endpoint(home: Path) -> YardFile | None:
+    """The yard that serves `home` now, or None when there is none (never started, stopped, or killed)."""
+    found = read_yard_file(home)
+    return found if found is not None and found.alive else None
 
 
 def write_endpoint(home: Path, yard: YardFile) -> None:

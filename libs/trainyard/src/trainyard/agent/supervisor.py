@@ -53,6 +53,7 @@ class Node:
         self._stop: asyncio.Future[StopOrder] = asyncio.get_running_loop().create_future()
         self._oom_kills = oom.kills(plan.cgroup_procs)
         self._pulse = Pulse()
+        self._orphaned = False  # the yard that this node is tied to is gone: there is nobody to deliver to
         self._carriers = Carriers(folder, plan, self._pulse)
 
     async def run(self, failure: CannotStart | None) -> None:
@@ -68,7 +69,7 @@ class Node:
             exit = await self._work(failure)
             await self._finish(exit)
             session.phase("ended", exit)
-            await session.finish(SAY_GOODBYE_S, talking)
+            await session.finish(0 if self._orphaned else SAY_GOODBYE_S, talking)
         finally:
             talking.cancel()
             tied.cancel()
@@ -186,6 +187,8 @@ class Node:
         patience = self._plan.finalize_timeout_s
         if self._stop.done():
             patience = min(patience, max(self._stop.result().grace_s, LEAST_DRAIN_S))
+        if self._orphaned:
+            patience = 0
         unstored = await self._carriers.finish(exit, patience, self._stop)
         if unstored and exit.reason == "Completed":
             exit.reason = "OutputsNotStored"
@@ -218,6 +221,7 @@ class Node:
 
         if self._plan.tied_to_pid:
             await ended(self._plan.tied_to_pid, self._plan.tied_to_start_time)
+            self._orphaned = True
             self._order_stop(StopOrder("Shutdown", self._plan.grace_s, "the process this job belongs to is gone"))
 
 

@@ -143,11 +143,12 @@ class Connection:
         """Waits for a yard that was lost, for instance because it was killed and is started again.
 
         Raises:
-            NotRunning: `lost` itself, when the yard ended on purpose or stays away for `PATIENCE_S` seconds.
+            NotRunning: `lost` itself, when the yard ended for good or stays away for `PATIENCE_S` seconds.
         """
-        folder = self.target.home
-        if folder is not None and not (folder / home.YARD_FILE).exists():
-            raise lost
+        if self.target.home is not None:
+            yard = home.read_yard_file(self.target.home)
+            if yard is None or (yard.ephemeral and not yard.alive):  # nobody starts a yard of one command again
+                raise lost
         try:
             await asyncio.wait_for(self._channel.channel_ready(), PATIENCE_S)
         except TimeoutError:
