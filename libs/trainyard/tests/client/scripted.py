@@ -204,6 +204,7 @@ def _batch(yard: ScriptedYard, request: scheduler_pb2.SubmitBatchRequest) -> sch
             result.problems.problems.add(field="spec.command", message="is missing")
         elif "path" in each.document.text:
             result.code, result.message = grpc.StatusCode.FAILED_PRECONDITION.value[0], "code has to be packed"
+            result.reason = "CodeNotPacked"
         else:
             result.submitted.job.CopyFrom(job("queued", name=each.document.text.strip()))
     return answer
