@@ -67,6 +67,13 @@ async def test_errors_do_not_repeat_the_values_of_a_statement(store):
     assert "a secret" not in str(refused.value)
 
 
+async def test_a_store_that_was_closed_says_so_at_once(store):
+    await store.close()
+    for call in (store.read(texts), store.write(add("a"))):
+        with pytest.raises(Unavailable, match="stops"):
+            await call
+
+
 async def test_many_writes_share_a_commit_and_keep_their_order(store):
     await asyncio.gather(*(store.write(add(str(number))) for number in range(500)))
     assert await store.read(texts) == [str(number) for number in range(500)]

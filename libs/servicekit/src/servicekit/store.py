@@ -67,6 +67,7 @@ class Store:
         self._migrations = migrations
         self._name = name
         self._engine: Engine | None = None
+        self._closed = False
         self._waiting: queue.Queue[_Write | None] = queue.Queue(_MAX_WAITING)
         self._readers = ThreadPoolExecutor(readers, thread_name_prefix=f"{name}-read")
         self._writer = threading.Thread(target=self._write_loop, name=f"{name}-write", daemon=True)
@@ -99,8 +100,9 @@ class Store:
         Raises:
             InvalidArgument: a number or text in it fits into no column.
             ResourceExhausted: too many writes wait already.
-            Unavailable: the commit failed (disk full, database gone): nothing of the change is stored.
+            Unavailable: the commit failed (disk full, database gone), or the service stops: nothing of it is stored.
         """
+        self._require_open()
         future: Future[T] = Future()
         try:
             self._waiting.put_nowait((change, future))
@@ -117,7 +119,9 @@ class Store:
 
         Raises:
             InvalidArgument: it compares with a number or text that no column can hold.
+            Unavailable: the service stops.
         """
+        self._require_open()
 
         def run() -> T:
             with Session(self.engine) as session:
@@ -128,8 +132,13 @@ class Store:
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
+    def _require_open(self) -> None:
+        if self._closed:
+            raise Unavailable(f"{self._name} stops", reason="ShuttingDown", hint="call again when the yard is up")
+
     async def close(self) -> None:
-        """Finishes the writes that wait, then disconnects."""
+        """Finishes the writes that wait, then disconnects. Who comes later is told so."""
+        self._closed = True
         loop = asyncio.get_running_loop()
         if self._writer.is_alive():
             await loop.run_in_executor(None, self._waiting.put, None)

@@ -74,3 +74,12 @@ def test_the_total_is_capped():
     flood = Flood(total_bytes=10)
     assert flood.admit(["12345", "12345", "1"], now_s=0.0) == ["12345", "12345"]
     assert flood.mark() == ["[trainyard: 1 lines were not carried; the raw output has them]"]
+
+
+def test_what_nobody_read_is_named_by_its_size():
+    flood = Flood()
+    flood.skip(5 << 20)
+    assert flood.admit(["after"], 0.0) == [
+        "[trainyard: 5 MiB were not carried; the raw output has them]",
+        "after",
+    ]

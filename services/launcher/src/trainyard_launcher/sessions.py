@@ -71,6 +71,8 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
     ) -> AsyncIterator[Command]:
         """Until the agent hangs up, or is told that it is not wanted."""
         hello = _checked_hello(await anext(aiter(request_iterator), Message()), current_principal())
+        # Before that nothing is known to be stale: agents come back faster than a launcher finds what it left.
+        await self._supervisor.opened.wait()
         attempt = self._supervisor.attempts.get(hello.attempt_id)
         if attempt is None or not 0 <= hello.node < attempt.facts.nodes:
             yield Command(stop=Command.Stop(reason="Stale"))

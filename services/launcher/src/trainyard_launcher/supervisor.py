@@ -58,6 +58,7 @@ class Supervisor:
         self._launcher_id = launcher_id
         self._settings = settings
         self.attempts = Registry(settings.recent_attempts)
+        self.opened = asyncio.Event()  # what an earlier life left is known
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._background = Background()
         self._reporter = Reporter(stub, launcher_id, self._answered, settings.call_timeout_s, settings.max_notes)
@@ -74,6 +75,7 @@ class Supervisor:
             self.attempts.add(attempt)
             for end in found.ends:
                 self.ended(end)
+        self.opened.set()
         self._background.run(self._listen_for_silence(), "silence")
 
     async def close(self) -> None:

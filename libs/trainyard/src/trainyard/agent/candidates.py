@@ -31,11 +31,11 @@ class Candidate:
 
 
 class Pattern:
-    """A glob with one `{step}` in it, for instance `step-{step}.pt` or `checkpoint-{step}*`."""
+    """A glob with one `{step}` of at most 18 digits in it, for instance `step-{step}.pt` or `checkpoint-{step}*`."""
 
     def __init__(self, pattern: str) -> None:
         before, _, after = pattern.partition(_GROUP)
-        self._regex = re.compile(f"{_regex(before)}(\\d+){_regex(after)}")
+        self._regex = re.compile(f"{_regex(before)}([0-9]{{1,18}}){_regex(after)}")
 
     def step(self, name: str) -> int | None:
         """The step in a name, or None when it does not match."""
@@ -81,9 +81,15 @@ class Candidates:
 
     def look_at_all(self) -> None:
         """Considers everything that is there, as if it had just been written."""
-        for path in self._folder.iterdir():
-            if self._pattern.step(path.name) is not None:
-                self._schedule(path.name, self._settle_s)
+        for name in self._names():
+            self._schedule(name, self._settle_s)
+
+    def _names(self) -> list[str]:
+        try:
+            names = [path.name for path in self._folder.iterdir()]
+        except FileNotFoundError:
+            return []  # the script removed the whole folder
+        return sorted(name for name in names if self._pattern.step(name) is not None)
 
     def _watch_inside(self, name: str) -> None:
         """What is written into a folder raises no event in the folder above it."""
@@ -118,7 +124,7 @@ class Candidates:
             timer.cancel()
         asyncio.get_running_loop().remove_reader(self._inotify.fileno())
         self._inotify.close()
-        names = sorted(path.name for path in self._folder.iterdir() if self._pattern.step(path.name) is not None)
+        names = self._names()
         for name in names:
             self._look(name)
         return [name for name in names if name not in self._known]

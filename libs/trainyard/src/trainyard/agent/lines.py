@@ -70,6 +70,11 @@ class Flood:
         self._bytes_left = total_bytes
         self._at_s: float | None = None
         self._dropped = 0
+        self._skipped_bytes = 0
+
+    def skip(self, size: int) -> None:
+        """Counts bytes that nobody even read."""
+        self._skipped_bytes += size
 
     def admit(self, lines: list[str], now_s: float) -> list[str]:
         """The lines to carry, with a mark where lines before them were dropped."""
@@ -89,5 +94,7 @@ class Flood:
 
     def mark(self) -> list[str]:
         """Says what was dropped since the last mark."""
-        dropped, self._dropped = self._dropped, 0
-        return [f"[trainyard: {dropped:,} lines were not carried; the raw output has them]"] if dropped else []
+        what = [f"{self._dropped:,} lines"] if self._dropped else []
+        what += [f"{self._skipped_bytes >> 20:,} MiB"] if self._skipped_bytes else []
+        self._dropped = self._skipped_bytes = 0
+        return [f"[trainyard: {' and '.join(what)} were not carried; the raw output has them]"] if what else []

@@ -17,6 +17,9 @@ from inotify_simple import INotify, flags
 from trainyard.agent.lines import Flood, LineSplitter
 
 READ_BYTES = 256 * 1024
+# Further behind than that, the agent reads on near the end: a worker that floods writes faster than anyone reads.
+MAX_BEHIND_BYTES = 64 * 1024 * 1024
+KEPT_BYTES = 8 * 1024 * 1024
 # Writes that come closer together than this are read together.
 GATHER_S = 0.02
 
@@ -35,7 +38,21 @@ class _File:
     def read(self) -> tuple[bool, list[str]]:
         """Whether there was anything, and the lines it completed."""
         data = os.read(self._fd, READ_BYTES)
-        return bool(data), self._flood.admit(self._splitter.feed(data), time.monotonic()) if data else []
+        if not data:
+            return False, []
+        lines = self._flood.admit(self._splitter.feed(data), time.monotonic())
+        return True, lines + self._catch_up() if len(data) == READ_BYTES else lines
+
+    def _catch_up(self) -> list[str]:
+        """Skips what is too far behind; the line that was begun there."""
+        at = os.lseek(self._fd, 0, os.SEEK_CUR)
+        behind = os.fstat(self._fd).st_size - at
+        if behind <= MAX_BEHIND_BYTES:
+            return []
+        os.lseek(self._fd, at + behind - KEPT_BYTES, os.SEEK_SET)
+        begun = self._flood.admit(self._splitter.end(), time.monotonic())
+        self._flood.skip(behind - KEPT_BYTES)
+        return begun
 
     def end(self) -> list[str]:
         rest = self._flood.admit(self._splitter.end(), time.monotonic()) + self._flood.mark()
