@@ -134,7 +134,7 @@ class SubmitRequest(_message.Message):
     idempotency_key: _builtins.str
     """"" gets a fresh one"""
     packed_code: _builtins.str
-    """artifact reference "name@version-id" that replaces `code.path`"""
+    """artifact reference "name@<number>" that replaces `code.path`"""
     @_builtins.property
     def document(self) -> Global___Document: ...
     @_builtins.property

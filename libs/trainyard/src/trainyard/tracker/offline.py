@@ -1,7 +1,8 @@
 """A run of its own: what the tracker does in a process that belongs to no job.
 
 The process writes into a folder under the yard's home and starts a shipper, which is detached from it: shipping is
-never a thread of the trainer. The shipper waits for the process to end; what it cannot deliver stays for the next one, or the next yard.
+never a thread of the trainer. The shipper waits for the process to end; what it cannot deliver stays for the next one,
+or the next yard.
 """
 
 from __future__ import annotations
