@@ -35,7 +35,7 @@ ALL_REDUCE = """
     value = torch.tensor([float(dist.get_rank() + 1)])
     dist.all_reduce(value)
     # One write: the workers of the stock torchrun share a file.
-    os.write(1, f"sum {value.item()} of {dist.get_world_size()}\n".encode())
+    os.write(1, f"sum {value.item()} of {dist.get_world_size()}\\n".encode())
     dist.destroy_process_group()
 """
 ROOM_FOR_TORCH = {"cpu": "500m", "memory": "1Gi"}
