@@ -19,6 +19,8 @@ from trainyard.agent.sources import LineSource
 from trainyard.agent.spool import Spool
 from trainyard.agent.tracked import Tracked
 
+LIMIT_S = 15.0
+
 
 async def salvage(folder: Path, plan: Plan) -> bool:
     """Delivers the points and lines of a node's folder; False when metrics would not take them.
@@ -38,12 +40,16 @@ async def salvage(folder: Path, plan: Plan) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    """Runs to the end, however long metrics is away: whoever starts it sets the limit."""
+    """Delivers what metrics takes within `LIMIT_S`: this process must not outlive its purpose, whoever started it."""
     if len(argv) != 2:
         sys.stderr.write("usage: python -m trainyard.agent.salvage NODE_FOLDER\n")
         return 2
     folder = Path(argv[1]).absolute()
-    return 0 if asyncio.run(salvage(folder, read_plan(str(folder)))) else 1
+    try:
+        return 0 if asyncio.run(asyncio.wait_for(salvage(folder, read_plan(str(folder))), LIMIT_S)) else 1
+    except TimeoutError:
+        sys.stderr.write(f"not everything was salvaged within {LIMIT_S:g} s\n")
+        return 1
 
 
 if __name__ == "__main__":
