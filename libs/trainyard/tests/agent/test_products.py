@@ -264,6 +264,7 @@ async def test_a_requirements_file_becomes_an_environment_that_is_built_once(att
         prefixes.append(run.output())
     assert prefixes[0] == prefixes[1]
     assert str(yard.home / "cache" / "envs") in prefixes[0]
+    assert yard.launcher.notes().count("BuildingEnvironment") == 1
 
 
 async def test_requirements_that_cannot_be_installed_fail_with_uvs_own_words(attempt, yard, tmp_path):

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from trainyard.agent.checkpoints import Note
 from trainyard.agent.code import tail
 from trainyard.agent.failure import NodeFailed
 from trainyard.agent.processes import Reaper
@@ -21,7 +22,7 @@ BUILD_TIMEOUT_S = 3600.0
 READY_FILE = ".ready"
 
 
-async def python_bin(requirements: str, root: Path, cache: Path, reaper: Reaper, log: Path) -> Path:
+async def python_bin(requirements: str, root: Path, cache: Path, reaper: Reaper, log: Path, note: Note) -> Path:
     """The `bin` folder of an environment with these requirements; built when this machine has none yet.
 
     Args:
@@ -43,6 +44,7 @@ async def python_bin(requirements: str, root: Path, cache: Path, reaper: Reaper,
     await asyncio.to_thread(cache.mkdir, parents=True, exist_ok=True)
     async with _locked(target.with_suffix(".lock")):
         if not (target / READY_FILE).exists():
+            note("BuildingEnvironment", f"'{requirements}' is installed, once for this content on this machine")
             await _build(file, target, reaper, log)
     return target / "bin"
 

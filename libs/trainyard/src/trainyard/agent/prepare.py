@@ -50,7 +50,7 @@ async def prepare(plan: Plan, folder: Path, store: Store, reaper: Reaper, note: 
         from trainyard.agent.environment import python_bin
 
         cache = Path(plan.state_dir or folder) / "envs"
-        prepared.python_bin = str(await python_bin(plan.requirements, root, cache, reaper, log))
+        prepared.python_bin = str(await python_bin(plan.requirements, root, cache, reaper, log, note))
     prepared.made_from += await fetch_inputs(plan.inputs, root, store)
     if (checkpoints := checkpoint_folder(plan, root)) is not None:
         prepared.restored = await _restore(plan, checkpoints, store, note)
