@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -173,7 +173,8 @@ class Yard:
         self._server: grpc.aio.Server | None = None
         self._launcher: Launcher | None = None
 
-    async def open(self) -> None:
+    async def open(self, early: Callable[[], Awaitable[None]] | None = None) -> None:
+        """`early`: what happens when the server answers and the launcher has not yet looked at what it left."""
         self._server = servers.build(Authenticator(self.token, self.tokens), CollectorRegistry())
         self.port = servers.listen(self._server, "127.0.0.1", self.port)
         scheduler_pb2_grpc.add_AttemptServiceServicer_to_server(self.scheduler, self._server)
@@ -191,6 +192,8 @@ class Yard:
         )
         self._launcher.register(self._server)
         await self._server.start()
+        if early is not None:
+            await early()
         await self._launcher.start()
         self.channel = connect(f"127.0.0.1:{self.port}", self.token)
         self.user = launcher_pb2_grpc.LauncherServiceStub(self.channel)

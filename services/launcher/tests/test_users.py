@@ -241,6 +241,24 @@ async def test_an_agent_of_an_attempt_that_is_over_is_told_to_stop(yard: Yard) -
     assert command.stop.reason == "Stale"
 
 
+async def test_an_agent_that_is_back_before_the_launcher_has_looked_is_welcome(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER)
+    token, _ = yard.tokens.mint("default", yard.job_of(attempt), attempt, 1, 60)
+    hello = launcher_pb2.AgentMessage(hello=launcher_pb2.AgentMessage.Hello(attempt_id=attempt, fence=1))
+    await yard.close()
+    channel = connect(f"127.0.0.1:{yard.port}", token)
+    call = launcher_pb2_grpc.AgentServiceStub(channel).Session()
+
+    async def come_back() -> None:
+        await call.write(hello)
+        with pytest.raises(grpc.aio.AioRpcError):  # an answer on the same connection: hello is there
+            await launcher_pb2_grpc.LauncherServiceStub(channel).Describe(launcher_pb2.DescribeRequest())
+
+    await yard.open(early=come_back)
+    assert (await call.read()).WhichOneof("command") == "welcome"
+    await channel.close()
+
+
 def _all_gone(pids: set[int]) -> None:
     sweep.end(lambda: pids & _alive(pids), 10, "a shell that was hung up")
 
