@@ -183,6 +183,19 @@ def test_secrets_are_readable_by_their_owner_alone(tmp_path):
     }
 
 
+@pytest.mark.parametrize("content", ["", "\n", "x"])
+def test_a_file_that_holds_no_token_is_no_token(tmp_path, content):
+    (tmp_path / "token").write_text(content)
+    with pytest.raises(ValueError, match="holds no token"):
+        bearer_token(tmp_path)
+
+
+async def test_a_port_that_is_taken_is_named(endpoint, tokens):
+    server = servers.build(Authenticator("t", tokens), CollectorRegistry())
+    with pytest.raises(RuntimeError, match=f"cannot listen on {endpoint}: is the port taken"):
+        servers.listen(server, "127.0.0.1", int(endpoint.rpartition(":")[2]))
+
+
 async def test_listening_beyond_loopback_without_tls_is_refused(tokens):
     server = servers.build(Authenticator("t", tokens), CollectorRegistry())
     with pytest.raises(ValueError, match="without TLS"):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _ISSUER = "trainyard"
 _ALGORITHM = "EdDSA"
+_TOKEN_MIN = 16  # characters; ours have 43
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +106,17 @@ def _create_private(path: Path, content: bytes) -> bytes:
 
 
 def bearer_token(home: Path) -> str:
-    """The users' token of this yard, made at first start, readable by its owner alone."""
+    """The users' token of this yard, made at first start, readable by its owner alone.
+
+    Raises:
+        ValueError: its file holds none.
+    """
     path = home / "token"
     if path.exists():
-        return path.read_text().strip()
+        token = path.read_text().strip()
+        if len(token) < _TOKEN_MIN:
+            raise ValueError(f"{path} holds no token: remove it, and the next start makes a new one")
+        return token
     return _create_private(path, secrets.token_urlsafe(32).encode()).decode().strip()
 
 

@@ -174,16 +174,19 @@ def listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None
         RuntimeError: the port is taken.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    if tls is not None:
-        credentials = grpc.ssl_server_credentials([(tls.key.read_bytes(), tls.certificate.read_bytes())])
-        bound = server.add_secure_port(address, credentials)
-    elif not is_loopback(address):
+    if tls is None and not is_loopback(address):
         raise ValueError(
             f"refusing to listen on {address} without TLS: tokens would travel in plaintext. "
             "Give --tls-cert and --tls-key, or listen on 127.0.0.1"
         )
-    else:
-        bound = server.add_insecure_port(address)
-    if not bound:
-        raise RuntimeError(f"cannot listen on {address}: is the port taken?")
-    return int(bound)
+    try:
+        return int(_bind(server, address, tls))
+    except RuntimeError as error:
+        raise RuntimeError(f"cannot listen on {address}: is the port taken?") from error
+
+
+def _bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
+    if tls is None:
+        return server.add_insecure_port(address)
+    credentials = grpc.ssl_server_credentials([(tls.key.read_bytes(), tls.certificate.read_bytes())])
+    return server.add_secure_port(address, credentials)

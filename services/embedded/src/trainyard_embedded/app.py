@@ -87,7 +87,7 @@ class Yard:
         try:
             last = int((settings.home / "port").read_text())
             return servers.listen(self._server, settings.host, last, settings.tls)
-        except (FileNotFoundError, RuntimeError):
+        except (FileNotFoundError, RuntimeError, ValueError):
             return servers.listen(self._server, settings.host, 0, settings.tls)
 
     def _register_health(self) -> None:
