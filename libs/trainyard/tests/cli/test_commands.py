@@ -168,6 +168,14 @@ async def test_a_dry_run_submits_nothing(yard: ScriptedYard) -> None:
     assert yard.asked("Submit") == []
 
 
+async def test_a_dry_run_needs_no_yard_to_refuse_a_wrong_file(tmp_path: Path) -> None:
+    ended = await run(
+        "submit", "--dry-run", "-", stdin=document().replace("command", "comand"), TRAINYARD_HOME=str(tmp_path)
+    )
+    assert ended.code == 2
+    assert "did you mean command?" in ended.err
+
+
 async def test_a_dry_run_gives_programs_the_spec_as_an_object(yard: ScriptedYard) -> None:
     for form, read in (("json", json.loads), ("yaml", YAML(typ="safe").load)):
         plan = read((await run("submit", "--dry-run", "-", "-o", form, stdin=document())).out)

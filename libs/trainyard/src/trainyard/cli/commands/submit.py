@@ -41,6 +41,11 @@ def submit(
 ) -> None:
     """Submit a job and leave it to the yard."""
     document = source(file)
+    if dry_run:
+        from trainyard.client import documents
+        from trainyard.client.code import resolved
+
+        resolved(documents.document(document))  # what is wrong with the file is told without a yard, too
 
     async def plan(client: AsyncClient) -> None:
         from trainyard.cli.output import write
