@@ -71,6 +71,20 @@ async def test_code_that_is_a_folder_has_to_be_packed_first(yard: Yard) -> None:
     assert '"path"' not in packed.resolved
 
 
+async def test_what_is_longer_than_any_name_is_refused_before_it_is_looked_for(yard: Yard) -> None:
+    longer = "x" * 100_000
+    for call in (
+        yard.users.GetJob(s.GetJobRequest(id=longer)),
+        yard.users.ListJobs(s.ListJobsRequest(name_contains=longer)),
+    ):
+        assert reason_of(await refused(call)) == "TooLong"
+
+
+async def test_event_numbers_beyond_any_are_refused(yard: Yard) -> None:
+    error = await refused(yard.users.ListEvents(s.ListEventsRequest(after_seq=2**64 - 1)))
+    assert reason_of(error) == "ValueOutOfRange"
+
+
 async def test_a_job_is_found_by_id_prefix_name_and_last(yard: Yard) -> None:
     first, second = await yard.submit(document("alpha")), await yard.submit(document("beta"))
     unique = next(second.id[:n] for n in range(1, 36) if not first.id.startswith(second.id[:n]))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy
-from servicekit.errors import FailedPrecondition, NotFound
+from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound
 from sqlalchemy import ColumnElement
 from sqlmodel import Session
 
@@ -17,6 +17,7 @@ from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOBS, LABELS
 LAST = "@last"
 _NAMES_COMPARED = 1000
 _SHOWN = 5
+_HANDLE_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,9 @@ def resolve_job_id(session: Session, workspace: str, handle: str) -> str:
     Raises:
         NotFound: no job is called that; the nearest names are in the hint.
         FailedPrecondition: AmbiguousJob: several are.
+        InvalidArgument: no job could be called that.
     """
+    _require_short("a job's id or name", handle)
     ids = JOBS.c.id, JOBS.c.name, JOBS.c.state
     here = sqlalchemy.select(*ids).where(JOBS.c.workspace == workspace).order_by(JOBS.c.id.desc()).limit(_SHOWN + 1)
     if handle == LAST:
@@ -55,6 +58,13 @@ def resolve_job_id(session: Session, workspace: str, handle: str) -> str:
         if found:
             raise _ambiguous(handle, found)
     raise _not_found(session, workspace, handle)
+
+
+def _require_short(what: str, text: str) -> None:
+    if len(text) > _HANDLE_MAX:
+        raise InvalidArgument(
+            f"{what} has {len(text):,} characters; at most {_HANDLE_MAX} are allowed", reason="TooLong"
+        )
 
 
 def _ambiguous(handle: str, found: Sequence[sqlalchemy.Row[tuple[str, str, int]]]) -> FailedPrecondition:
@@ -102,7 +112,12 @@ def attempts_of(session: Session, job_id: str) -> list[Attempt]:
 
 
 def list_jobs(session: Session, wanted: JobFilter, limit: int) -> list[Job]:
-    """Jobs, newest first."""
+    """Jobs, newest first.
+
+    Raises:
+        InvalidArgument: a part of a name is longer than any name.
+    """
+    _require_short("name_contains", wanted.name_contains)
     query = sqlalchemy.select(JOBS).where(*_conditions(wanted)).order_by(JOBS.c.id.desc()).limit(limit)
     return [Job.model_construct(**row._mapping) for row in session.connection().execute(query)]
 
