@@ -25,6 +25,12 @@ def test_up_twice_is_one_yard_and_down_twice_is_no_error(home):
     home.assert_nothing_left()
 
 
+def test_options_that_a_running_yard_would_ignore_are_a_conflict(yard):
+    refused = yard.run("up", "--metrics-port", "1")
+    assert refused.returncode == 6
+    assert "--metrics-port 1 would change nothing" in refused.stderr
+
+
 def test_a_job_goes_on_without_a_yard_and_the_next_one_finds_it(yard, tmp_path):
     os.mkfifo(tmp_path / "gate")
     with yard.client() as client:

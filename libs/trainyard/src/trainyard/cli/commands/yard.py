@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainyard_protos.v1 import scheduler_pb2, yard_pb2
 
 _GRACE_S = 60.0
+_HOST = "127.0.0.1"
 
 
 def register(app: typer.Typer) -> None:
@@ -28,7 +29,7 @@ def up(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in this terminal; Ctrl-C ends the yard.")
     ] = False,
-    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback needs TLS.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback needs TLS.")] = _HOST,
     port: Annotated[int, typer.Option(help="Port; 0 for the last one used, or a free one.")] = 0,
     tls_cert: Annotated[Path | None, typer.Option(exists=True, help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(exists=True, help="Private key, PEM.")] = None,
@@ -41,12 +42,8 @@ def up(
 
     folder = home.home()
     running = home.read_endpoint(folder)
-    if running is not None:
-        _refuse_ephemeral(running)
-        say(f"a yard is up at {running.endpoint} (process {running.pid}, {folder})")
-        return
     options = {
-        "host": host,
+        "host": None if host == _HOST else host,
         "port": port,
         "tls-cert": tls_cert and tls_cert.absolute(),
         "tls-key": tls_key and tls_key.absolute(),
@@ -54,6 +51,11 @@ def up(
         "metrics-port": metrics_port,
     }
     arguments = [part for name, value in options.items() if value for part in (f"--{name}", str(value))]
+    if running is not None:
+        _refuse_ephemeral(running)
+        _refuse_options(running, arguments)
+        say(f"a yard is up at {running.endpoint} (process {running.pid}, {folder})")
+        return
     if foreground:
         command = yards.command(folder, arguments)
         os.execv(command[0], command)
@@ -68,6 +70,15 @@ def _refuse_ephemeral(running: home.YardFile) -> None:
             f"the yard at {running.endpoint} was started by 'yard run' and ends with its jobs",
             reason="EphemeralYard",
             hint="wait for them, or end them with 'yard down', then 'yard up'",
+        )
+
+
+def _refuse_options(running: home.YardFile, arguments: list[str]) -> None:
+    if arguments:
+        raise errors.Conflict(
+            f"a yard is up already at {running.endpoint}, and {' '.join(arguments)} would change nothing",
+            reason="YardIsUp",
+            hint="end it with 'yard down --leave-jobs', then 'yard up' with the options",
         )
 
 
