@@ -121,6 +121,16 @@ async def test_an_unknown_state_names_those_there_are(yard: ScriptedYard) -> Non
     assert "running" in caught.value.hint
 
 
+async def test_a_yard_that_came_back_answers_the_first_call(yard: ScriptedYard) -> None:
+    async with AsyncClient() as client:
+        await client.get(JOB_ID)
+        await yard.stop()
+        with pytest.raises(errors.NotRunning):
+            await client.get(JOB_ID)
+        await yard.start()
+        assert (await client.get(JOB_ID)).id == JOB_ID
+
+
 async def test_watching_goes_on_where_it_was_when_the_yard_restarts(yard: ScriptedYard) -> None:
     yard.events = [
         [event(1, "Submitted", "queued"), event(2, "Admitted", "starting"), "die"],

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from trainyard_protos.v1.yard_pb2_grpc import YardServiceAsyncStub
 
 CALL_DEADLINE_S = 30.0
+RECONNECT_S = 8.0
+"""How long a call waits for a connection that was lost before; more than the channel's own pause between tries."""
 PATIENCE_S = 30.0
 """How long a stream waits for a yard that went away without saying so."""
 
@@ -119,8 +121,13 @@ class Connection:
         Raises:
             YardError: the call failed, or there was no answer for `timeout_s` seconds.
         """
+        # After a lost connection the channel pauses before it tries again, and would fail calls meanwhile, though the
+        # yard may be back already.
+        reconnecting = self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+        if reconnecting:
+            timeout_s = min(timeout_s, RECONNECT_S)
         try:
-            return await method(request, timeout=timeout_s)
+            return await method(request, timeout=timeout_s, wait_for_ready=reconnecting)
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
 
