@@ -123,6 +123,28 @@ def test_a_killed_agent_leaves_no_orphan_and_the_job_is_retried(yard, counting):
     assert not any(psutil.pid_exists(pid) for pid in before)
 
 
+def test_a_checkpoint_from_which_a_killed_attempt_got_nowhere_is_passed_over(yard, job_file):
+    stuck = COUNTER.replace(
+        "for step in", "while os.environ['TRAINYARD_ATTEMPT'] == '2': time.sleep(1)\n    for step in"
+    )
+    with yard.client() as client:
+        job = client.submit(job_file(stuck, SPEC))
+        wait_until(lambda: 20 in stored_steps(client, job), "the checkpoint of step 20")
+        yard.workers()[0].kill()
+        wait_until(lambda: job.status().attempt == 2 and _workers_heard(client, job), "the second attempt")
+        newest = max(stored_steps(client, job))
+        yard.agents()[0].kill()
+        ended = job.wait()
+        assert [attempt.exit.reason for attempt in ended.attempts] == ["WorkerFailed", "AgentLost", "Completed"]
+        begins = [line.line.text for line in job.logs() if line.attempt == 3 and "starting after" in line.line.text]
+        assert begins[0].startswith(f"starting after step {newest - 10} ")
+        assert loss_steps(job) == list(range(1, 61))
+
+
+def _workers_heard(client, job):
+    return any(worker.pid for node in client.describe(job.id).nodes for worker in node.workers)
+
+
 def test_a_zombie_of_an_old_attempt_cannot_commit_a_checkpoint(yard, counting):
     client, job = counting
     first = job.status()

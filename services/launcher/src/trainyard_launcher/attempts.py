@@ -43,7 +43,20 @@ class Session(Protocol):
 class Node:
     """One node of an attempt."""
 
-    __slots__ = ("exit", "forced", "heard", "heard_ns", "index", "minted", "phase", "session", "told", "workers")
+    __slots__ = (
+        "exit",
+        "forced",
+        "heard",
+        "heard_ns",
+        "index",
+        "minted",
+        "phase",
+        "progressed",
+        "resumed_from",
+        "session",
+        "told",
+        "workers",
+    )
 
     def __init__(self, index: int, heard: float, minted: float) -> None:
         self.index = index
@@ -53,6 +66,8 @@ class Node:
         self.heard_ns = 0  # last heartbeat; 0 before the first
         self.session: Session | None = None
         self.workers: tuple[launcher_pb2.WorkerStatus, ...] = ()
+        self.resumed_from = ""  # this and the next as the last heartbeat had them
+        self.progressed = False
         self.exit: common_pb2.Exit | None = None
         self.told: common_pb2.Exit | None = None  # the final exit in the agent's own words, should its record be lost
         self.forced: common_pb2.Exit | None = None  # why the launcher itself ended it
@@ -149,9 +164,12 @@ class Attempt:
         node = self.nodes[index]
         if node.told is not None:
             return node.told
+        exit = common_pb2.Exit(
+            node=index, last_lines=last_lines, resumed_from=node.resumed_from, progressed=node.progressed
+        )
         if node.forced is not None:
-            return node.forced
-        exit = common_pb2.Exit(node=index, last_lines=last_lines)
+            exit.MergeFrom(node.forced)
+            return exit
         if out_of_memory:
             exit.reason, exit.message = "OutOfMemory", "the node used more memory than its limit: ask for more"
         elif self.stop_reason and self.first_failure is None:

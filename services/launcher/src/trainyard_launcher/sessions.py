@@ -130,6 +130,7 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
     def _heartbeat(self, attempt: Attempt, node: Node, message: Message) -> None:
         self._hear(attempt, node)
         node.workers = tuple(message.heartbeat.workers)
+        node.resumed_from, node.progressed = message.heartbeat.resumed_from, message.heartbeat.progressed
         if message.heartbeat.HasField("progress") and attempt.note_progress(message.heartbeat.progress):
             attempt.changed()
 

@@ -552,6 +552,11 @@ class AgentMessage(_message.Message):
 
         PROGRESS_FIELD_NUMBER: _builtins.int
         WORKERS_FIELD_NUMBER: _builtins.int
+        RESUMED_FROM_FIELD_NUMBER: _builtins.int
+        PROGRESSED_FIELD_NUMBER: _builtins.int
+        resumed_from: _builtins.str
+        """As in Exit: what is known of them when the agent is killed and leaves no exit record."""
+        progressed: _builtins.bool
         @_builtins.property
         def progress(self) -> _common_pb2.Progress: ...
         @_builtins.property
@@ -561,10 +566,12 @@ class AgentMessage(_message.Message):
             *,
             progress: _common_pb2.Progress | None = ...,
             workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
+            resumed_from: _builtins.str = ...,
+            progressed: _builtins.bool = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "workers", b"workers"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "progressed", b"progressed", "resumed_from", b"resumed_from", "workers", b"workers"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

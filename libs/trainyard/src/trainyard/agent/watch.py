@@ -38,6 +38,7 @@ class Watch:
         files = {each.worker.rank: Path(output_file(str(self._folder), each.worker.rank)) for each in gang.started}
         self._output = Output(files, self._carriers.output)
         self._carriers.session.heartbeat = self._heartbeat
+        self._carriers.session.news()
         self._pulse.beat()
         self._tasks = [asyncio.create_task(each) for each in (self._output.follow(), self._look(), self._sample())]
 
@@ -80,7 +81,9 @@ class Watch:
             await asyncio.sleep(SAMPLE_S)
 
     def _heartbeat(self) -> launcher_pb2.AgentMessage.Heartbeat:
-        beat = launcher_pb2.AgentMessage.Heartbeat()
+        beat = launcher_pb2.AgentMessage.Heartbeat(
+            resumed_from=self._carriers.restored.version_id, progressed=self._carriers.progressed
+        )
         if self._carriers.tracked.progress.updated_ns:
             beat.progress.CopyFrom(self._carriers.tracked.progress)
         for each in self._gang.started:
