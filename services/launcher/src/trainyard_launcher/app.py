@@ -119,6 +119,7 @@ class Launcher:
 
     async def _forget(self, job_id: str, attempt_ids: Sequence[str]) -> None:
         """Removes what is kept of an ended job: folders here, runs in metrics."""
+        await self._supervisor.settle(attempt_ids)  # that they are forgotten says that the scheduler knows their end
         found = await self._backend.forget(attempt_ids)
         for workspace in set(found.values()) or {"default"}:
             request = metrics_pb2.DeleteJobRunsRequest(workspace=workspace, job_id=job_id)

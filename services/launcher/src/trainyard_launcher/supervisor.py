@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import grpc
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -271,6 +271,13 @@ class Supervisor:
             self.disown(attempt)
         elif answer.stop:
             await self.stop(report.attempt_id, report.fence)
+
+    async def settle(self, attempt_ids: Iterable[str]) -> None:
+        """Lets go of attempts whose end the scheduler knows, also before the answer to its report has come back."""
+        for attempt_id in attempt_ids:
+            attempt = self.attempts.get(attempt_id)
+            if attempt is not None and attempt.over:
+                await self._settle(attempt)
 
     async def _settle(self, attempt: Attempt) -> None:
         self.attempts.remove(attempt)
