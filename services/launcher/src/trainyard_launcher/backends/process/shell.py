@@ -77,15 +77,13 @@ class ProcessShell:
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         file = os.fdopen(os.dup(ours), "rb", buffering=0)
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), file)
+        await loop.connect_read_pipe(lambda: _TerminalProtocol(reader), file)
         return cls(process, reader, ours)
 
     async def output(self) -> AsyncIterator[bytes]:
         """What the command writes, until it has ended."""
-        # The far end of a terminal that closes is an error, not an end of file.
-        with contextlib.suppress(OSError):
-            while data := await self._reader.read(_READ_BYTES):
-                yield data
+        while data := await self._reader.read(_READ_BYTES):
+            yield data
 
     async def write(self, data: bytes) -> None:
         """Hands input to the command; input for one that has ended is dropped."""
@@ -124,6 +122,13 @@ class ProcessShell:
         if self._terminal is not None:
             os.close(self._terminal)
             self._terminal = None
+
+
+class _TerminalProtocol(asyncio.StreamReaderProtocol):
+    """The far end of a terminal that closes is an error, which would hide what was read before it: make it an end."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(None)
 
 
 def surroundings_of(pid: int) -> tuple[Path, dict[str, str]]:
