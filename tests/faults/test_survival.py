@@ -11,6 +11,7 @@ import grpc
 import psutil
 import pytest
 from trainyard.channel import connect
+from trainyard.errors import Conflict
 from trainyard.home import read_endpoint
 from trainyard_protos.v1 import artifacts_pb2, artifacts_pb2_grpc
 
@@ -142,7 +143,10 @@ def test_a_checkpoint_from_which_a_killed_attempt_got_nowhere_is_passed_over(yar
 
 
 def _workers_heard(client, job):
-    return any(worker.pid for node in client.describe(job.id).nodes for worker in node.workers)
+    try:
+        return any(worker.pid for node in client.describe(job.id).nodes for worker in node.workers)
+    except Conflict:
+        return False  # the launcher has not claimed it yet
 
 
 def test_a_zombie_of_an_old_attempt_cannot_commit_a_checkpoint(yard, counting):

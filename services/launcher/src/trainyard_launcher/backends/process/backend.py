@@ -51,6 +51,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _LOG_LINES = 20
+_REMOVALS = 3  # the mark that an attempt is over may be made while its folder is being removed
 _MASTER_ADDR = "127.0.0.1"
 
 
@@ -324,7 +325,10 @@ class ProcessBackend:
             record = folder.read()
             if record is not None:
                 workspaces[attempt_id] = record.facts.workspace
-            shutil.rmtree(folder.path, ignore_errors=True)
+            for _ in range(_REMOVALS):
+                shutil.rmtree(folder.path, ignore_errors=True)
+                if not folder.path.exists():
+                    break
         return workspaces
 
     async def close(self) -> None:
