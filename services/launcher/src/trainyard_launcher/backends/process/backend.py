@@ -51,7 +51,6 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 _LOG_LINES = 20
-_REMOVALS = 3  # the mark that an attempt is over may be made while its folder is being removed
 _MASTER_ADDR = "127.0.0.1"
 
 
@@ -77,6 +76,7 @@ class ProcessBackend:
         self._left: dict[str, set[int]] = {}  # nodes that are not over, by attempt
         self._threads = ThreadPoolExecutor(4, "process-backend")
         self._background = Background()
+        self._afterwards = asyncio.Lock()  # a folder is marked or removed, not both at once
         self._on_end: Callable[[NodeEnd], None] = lambda _end: None
 
     def machines(self) -> Sequence[scheduler_pb2.Machine]:
@@ -311,12 +311,14 @@ class ProcessBackend:
         """Marks the folder; processes are gone already."""
         self._records.pop(attempt_id, None)
         self._left.pop(attempt_id, None)
-        await self._in_thread(self._folder(attempt_id).mark_over)
+        async with self._afterwards:
+            await self._in_thread(self._folder(attempt_id).mark_over)
 
     async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
         """Removes folders; attempts that are not over keep theirs."""
         over = [attempt_id for attempt_id in attempt_ids if attempt_id not in self._records]
-        return await self._in_thread(self._remove, over)
+        async with self._afterwards:
+            return await self._in_thread(self._remove, over)
 
     def _remove(self, attempt_ids: Sequence[str]) -> dict[str, str]:
         workspaces = {}
@@ -325,10 +327,7 @@ class ProcessBackend:
             record = folder.read()
             if record is not None:
                 workspaces[attempt_id] = record.facts.workspace
-            for _ in range(_REMOVALS):
-                shutil.rmtree(folder.path, ignore_errors=True)
-                if not folder.path.exists():
-                    break
+            shutil.rmtree(folder.path, ignore_errors=True)
         return workspaces
 
     async def close(self) -> None:
