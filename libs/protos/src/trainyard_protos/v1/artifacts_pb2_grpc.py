@@ -84,6 +84,36 @@ class ArtifactServiceStub:
                 request_serializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionResponse.FromString,
                 _registered_method=True)
+        self.ListFiles = channel.unary_unary(
+                '/trainyard.v1.ArtifactService/ListFiles',
+                request_serializer=trainyard_dot_v1_dot_artifacts__pb2.ListFilesRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_artifacts__pb2.ListFilesResponse.FromString,
+                _registered_method=True)
+        self.ReadFile = channel.unary_stream(
+                '/trainyard.v1.ArtifactService/ReadFile',
+                request_serializer=trainyard_dot_v1_dot_artifacts__pb2.ReadFileRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_artifacts__pb2.ReadFileResponse.FromString,
+                _registered_method=True)
+        self.RecordUse = channel.unary_unary(
+                '/trainyard.v1.ArtifactService/RecordUse',
+                request_serializer=trainyard_dot_v1_dot_artifacts__pb2.RecordUseRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_artifacts__pb2.RecordUseResponse.FromString,
+                _registered_method=True)
+        self.GetLineage = channel.unary_unary(
+                '/trainyard.v1.ArtifactService/GetLineage',
+                request_serializer=trainyard_dot_v1_dot_artifacts__pb2.GetLineageRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_artifacts__pb2.Lineage.FromString,
+                _registered_method=True)
+        self.SetRetention = channel.unary_unary(
+                '/trainyard.v1.ArtifactService/SetRetention',
+                request_serializer=trainyard_dot_v1_dot_artifacts__pb2.SetRetentionRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_artifacts__pb2.Retention.FromString,
+                _registered_method=True)
+        self.GetRetention = channel.unary_unary(
+                '/trainyard.v1.ArtifactService/GetRetention',
+                request_serializer=trainyard_dot_v1_dot_artifacts__pb2.GetRetentionRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_artifacts__pb2.Retention.FromString,
+                _registered_method=True)
 
 
 class ArtifactServiceServicer:
@@ -154,6 +184,47 @@ class ArtifactServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListFiles(self, request, context):
+        """Files of a version, page by page, without its chunks.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadFile(self, request, context):
+        """Bytes of one file, or of a part of it, verified, without the rest of the version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordUse(self, request, context):
+        """Notes that a job works with a version. Repeating it is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetLineage(self, request, context):
+        """Both ways: what a version was made from and by which job, and who used it; or what a job used and made.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetRetention(self, request, context):
+        """Which versions of an artifact are kept. Applied at every commit and at intervals.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRetention(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ArtifactServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -206,6 +277,36 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
                     servicer.DeleteVersion,
                     request_deserializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionResponse.SerializeToString,
+            ),
+            'ListFiles': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListFiles,
+                    request_deserializer=trainyard_dot_v1_dot_artifacts__pb2.ListFilesRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_artifacts__pb2.ListFilesResponse.SerializeToString,
+            ),
+            'ReadFile': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadFile,
+                    request_deserializer=trainyard_dot_v1_dot_artifacts__pb2.ReadFileRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_artifacts__pb2.ReadFileResponse.SerializeToString,
+            ),
+            'RecordUse': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordUse,
+                    request_deserializer=trainyard_dot_v1_dot_artifacts__pb2.RecordUseRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_artifacts__pb2.RecordUseResponse.SerializeToString,
+            ),
+            'GetLineage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLineage,
+                    request_deserializer=trainyard_dot_v1_dot_artifacts__pb2.GetLineageRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_artifacts__pb2.Lineage.SerializeToString,
+            ),
+            'SetRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetRetention,
+                    request_deserializer=trainyard_dot_v1_dot_artifacts__pb2.SetRetentionRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_artifacts__pb2.Retention.SerializeToString,
+            ),
+            'GetRetention': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetRetention,
+                    request_deserializer=trainyard_dot_v1_dot_artifacts__pb2.GetRetentionRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_artifacts__pb2.Retention.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -478,6 +579,168 @@ class ArtifactService:
             '/trainyard.v1.ArtifactService/DeleteVersion',
             trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionRequest.SerializeToString,
             trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListFiles(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.ArtifactService/ListFiles',
+            trainyard_dot_v1_dot_artifacts__pb2.ListFilesRequest.SerializeToString,
+            trainyard_dot_v1_dot_artifacts__pb2.ListFilesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadFile(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/trainyard.v1.ArtifactService/ReadFile',
+            trainyard_dot_v1_dot_artifacts__pb2.ReadFileRequest.SerializeToString,
+            trainyard_dot_v1_dot_artifacts__pb2.ReadFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordUse(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.ArtifactService/RecordUse',
+            trainyard_dot_v1_dot_artifacts__pb2.RecordUseRequest.SerializeToString,
+            trainyard_dot_v1_dot_artifacts__pb2.RecordUseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLineage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.ArtifactService/GetLineage',
+            trainyard_dot_v1_dot_artifacts__pb2.GetLineageRequest.SerializeToString,
+            trainyard_dot_v1_dot_artifacts__pb2.Lineage.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.ArtifactService/SetRetention',
+            trainyard_dot_v1_dot_artifacts__pb2.SetRetentionRequest.SerializeToString,
+            trainyard_dot_v1_dot_artifacts__pb2.Retention.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRetention(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.ArtifactService/GetRetention',
+            trainyard_dot_v1_dot_artifacts__pb2.GetRetentionRequest.SerializeToString,
+            trainyard_dot_v1_dot_artifacts__pb2.Retention.FromString,
             options,
             channel_credentials,
             insecure,

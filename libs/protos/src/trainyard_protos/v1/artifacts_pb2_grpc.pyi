@@ -50,6 +50,17 @@ class ArtifactServiceStub:
     ListVersions: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.ListVersionsRequest, _artifacts_pb2.ListVersionsResponse]
     SetAlias: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.SetAliasRequest, _artifacts_pb2.Version]
     DeleteVersion: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.DeleteVersionRequest, _artifacts_pb2.DeleteVersionResponse]
+    ListFiles: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.ListFilesRequest, _artifacts_pb2.ListFilesResponse]
+    """Files of a version, page by page, without its chunks."""
+    ReadFile: _grpc.UnaryStreamMultiCallable[_artifacts_pb2.ReadFileRequest, _artifacts_pb2.ReadFileResponse]
+    """Bytes of one file, or of a part of it, verified, without the rest of the version."""
+    RecordUse: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.RecordUseRequest, _artifacts_pb2.RecordUseResponse]
+    """Notes that a job works with a version. Repeating it is harmless."""
+    GetLineage: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.GetLineageRequest, _artifacts_pb2.Lineage]
+    """Both ways: what a version was made from and by which job, and who used it; or what a job used and made."""
+    SetRetention: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.SetRetentionRequest, _artifacts_pb2.Retention]
+    """Which versions of an artifact are kept. Applied at every commit and at intervals."""
+    GetRetention: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.GetRetentionRequest, _artifacts_pb2.Retention]
 
 @_typing.type_check_only
 class ArtifactServiceAsyncStub(ArtifactServiceStub):
@@ -69,6 +80,17 @@ class ArtifactServiceAsyncStub(ArtifactServiceStub):
     ListVersions: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.ListVersionsRequest, _artifacts_pb2.ListVersionsResponse]  # type: ignore[assignment]
     SetAlias: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.SetAliasRequest, _artifacts_pb2.Version]  # type: ignore[assignment]
     DeleteVersion: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.DeleteVersionRequest, _artifacts_pb2.DeleteVersionResponse]  # type: ignore[assignment]
+    ListFiles: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.ListFilesRequest, _artifacts_pb2.ListFilesResponse]  # type: ignore[assignment]
+    """Files of a version, page by page, without its chunks."""
+    ReadFile: _aio.UnaryStreamMultiCallable[_artifacts_pb2.ReadFileRequest, _artifacts_pb2.ReadFileResponse]  # type: ignore[assignment]
+    """Bytes of one file, or of a part of it, verified, without the rest of the version."""
+    RecordUse: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.RecordUseRequest, _artifacts_pb2.RecordUseResponse]  # type: ignore[assignment]
+    """Notes that a job works with a version. Repeating it is harmless."""
+    GetLineage: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.GetLineageRequest, _artifacts_pb2.Lineage]  # type: ignore[assignment]
+    """Both ways: what a version was made from and by which job, and who used it; or what a job used and made."""
+    SetRetention: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.SetRetentionRequest, _artifacts_pb2.Retention]  # type: ignore[assignment]
+    """Which versions of an artifact are kept. Applied at every commit and at intervals."""
+    GetRetention: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.GetRetentionRequest, _artifacts_pb2.Retention]  # type: ignore[assignment]
 
 class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -145,5 +167,52 @@ class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _artifacts_pb2.DeleteVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_artifacts_pb2.DeleteVersionResponse, _abc.Awaitable[_artifacts_pb2.DeleteVersionResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListFiles(
+        self,
+        request: _artifacts_pb2.ListFilesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifacts_pb2.ListFilesResponse, _abc.Awaitable[_artifacts_pb2.ListFilesResponse]]:
+        """Files of a version, page by page, without its chunks."""
+
+    @_abc_1.abstractmethod
+    def ReadFile(
+        self,
+        request: _artifacts_pb2.ReadFileRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_artifacts_pb2.ReadFileResponse], _abc.AsyncIterator[_artifacts_pb2.ReadFileResponse]]:
+        """Bytes of one file, or of a part of it, verified, without the rest of the version."""
+
+    @_abc_1.abstractmethod
+    def RecordUse(
+        self,
+        request: _artifacts_pb2.RecordUseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifacts_pb2.RecordUseResponse, _abc.Awaitable[_artifacts_pb2.RecordUseResponse]]:
+        """Notes that a job works with a version. Repeating it is harmless."""
+
+    @_abc_1.abstractmethod
+    def GetLineage(
+        self,
+        request: _artifacts_pb2.GetLineageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifacts_pb2.Lineage, _abc.Awaitable[_artifacts_pb2.Lineage]]:
+        """Both ways: what a version was made from and by which job, and who used it; or what a job used and made."""
+
+    @_abc_1.abstractmethod
+    def SetRetention(
+        self,
+        request: _artifacts_pb2.SetRetentionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifacts_pb2.Retention, _abc.Awaitable[_artifacts_pb2.Retention]]:
+        """Which versions of an artifact are kept. Applied at every commit and at intervals."""
+
+    @_abc_1.abstractmethod
+    def GetRetention(
+        self,
+        request: _artifacts_pb2.GetRetentionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifacts_pb2.Retention, _abc.Awaitable[_artifacts_pb2.Retention]]: ...
 
 def add_ArtifactServiceServicer_to_server(servicer: ArtifactServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -169,6 +169,10 @@ Global___OpenRunRequest: _TypeAlias = OpenRunRequest  # noqa: Y015
 
 @_typing.final
 class AppendRequest(_message.Message):
+    """Records of one writer, numbered from `first_seq` without a gap. A record is a row (what one call of the tracker logged)
+    or a line of output.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     @_typing.final
@@ -194,15 +198,20 @@ class AppendRequest(_message.Message):
     FIRST_SEQ_FIELD_NUMBER: _builtins.int
     POINTS_FIELD_NUMBER: _builtins.int
     LINES_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     writer_id: _builtins.str
     """one per incarnation of a writing process"""
     first_seq: _builtins.int
     """of the first record in the batch"""
     @_builtins.property
-    def points(self) -> Global___Points: ...
+    def points(self) -> Global___Points:
+        """going away: see Rows"""
+
     @_builtins.property
     def lines(self) -> Global___AppendRequest.Lines: ...
+    @_builtins.property
+    def rows(self) -> Global___Rows: ...
     def __init__(
         self,
         *,
@@ -211,12 +220,13 @@ class AppendRequest(_message.Message):
         first_seq: _builtins.int = ...,
         points: Global___Points | None = ...,
         lines: Global___AppendRequest.Lines | None = ...,
+        rows: Global___Rows | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "points", b"points", "records", b"records"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "points", b"points", "records", b"records", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_seq", b"first_seq", "lines", b"lines", "points", b"points", "records", b"records", "run_id", b"run_id", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_seq", b"first_seq", "lines", b"lines", "points", b"points", "records", b"records", "rows", b"rows", "run_id", b"run_id", "writer_id", b"writer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_records: _TypeAlias = _typing.Literal["points", "lines"]  # noqa: Y015
+    _WhichOneofReturnType_records: _TypeAlias = _typing.Literal["points", "lines", "rows"]  # noqa: Y015
     _WhichOneofArgType_records: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_records) -> _WhichOneofReturnType_records | None: ...
 
@@ -269,6 +279,76 @@ class Points(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Points: _TypeAlias = Points  # noqa: Y015
+
+@_typing.final
+class Rows(_message.Message):
+    """Rows as columns. Every number of the batch occurs in exactly one block."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    rank: _builtins.int
+    """of the writer; -1 for the agent"""
+    count: _builtins.int
+    """rows in all blocks"""
+    @_builtins.property
+    def blocks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Block]: ...
+    def __init__(
+        self,
+        *,
+        rank: _builtins.int = ...,
+        count: _builtins.int = ...,
+        blocks: _abc.Iterable[Global___Block] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "count", b"count", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rows: _TypeAlias = Rows  # noqa: Y015
+
+@_typing.final
+class Block(_message.Message):
+    """k rows that logged the same n names. Columns are little-endian arrays, so that nothing on the way looks at single values."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    ROW_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    row: _builtins.bytes
+    """k x uint32: the row's number minus first_seq, ascending; empty: 0 to k-1 (the only block)"""
+    step: _builtins.bytes
+    """k x int64"""
+    time_ns: _builtins.bytes
+    """k x int64"""
+    value: _builtins.bytes
+    """n x k x float64: all values of the first name, then of the second, ...; NaN and infinities are kept"""
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """n, each once"""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        row: _builtins.bytes = ...,
+        step: _builtins.bytes = ...,
+        time_ns: _builtins.bytes = ...,
+        value: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["names", b"names", "row", b"row", "step", b"step", "time_ns", b"time_ns", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Block: _TypeAlias = Block  # noqa: Y015
 
 @_typing.final
 class AppendResponse(_message.Message):
@@ -387,6 +467,119 @@ class ListRunsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListRunsResponse: _TypeAlias = ListRunsResponse  # noqa: Y015
+
+@_typing.final
+class SearchRunsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKSPACE_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    ORDER_BY_FIELD_NUMBER: _builtins.int
+    NAMES_FIELD_NUMBER: _builtins.int
+    RUN_IDS_FIELD_NUMBER: _builtins.int
+    WITH_CONTEXT_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    workspace: _builtins.str
+    filter: _builtins.str
+    """For instance `metrics["val/accuracy"] > 0.9 and params.lr <= 0.1 and tags.team = "vision" and name like "digits%"`;
+    "" for all. A metric's value is the last one of its lowest rank.
+    """
+    order_by: _builtins.str
+    """For instance `metrics["val/accuracy"] desc`; "": newest first."""
+    with_context: _builtins.bool
+    """contexts can be large; without this they stay away"""
+    page_size: _builtins.int
+    """100 without; at most 1,000"""
+    page_token: _builtins.str
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """series whose last values come with every run, exact names; at most 100"""
+
+    @_builtins.property
+    def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """only among these"""
+
+    def __init__(
+        self,
+        *,
+        workspace: _builtins.str = ...,
+        filter: _builtins.str = ...,
+        order_by: _builtins.str = ...,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        with_context: _builtins.bool = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "names", b"names", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "run_ids", b"run_ids", "with_context", b"with_context", "workspace", b"workspace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchRunsRequest: _TypeAlias = SearchRunsRequest  # noqa: Y015
+
+@_typing.final
+class SearchRunsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUNS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedCompositeFieldContainer[Global___FoundRun]: ...
+    def __init__(
+        self,
+        *,
+        runs: _abc.Iterable[Global___FoundRun] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SearchRunsResponse: _TypeAlias = SearchRunsResponse  # noqa: Y015
+
+@_typing.final
+class FoundRun(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    UPDATED_NS_FIELD_NUMBER: _builtins.int
+    LAST_VALUE_FIELD_NUMBER: _builtins.int
+    LAST_STEP_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    updated_ns: _builtins.int
+    """of its newest point; 0: none yet"""
+    @_builtins.property
+    def run(self) -> Global___Run: ...
+    @_builtins.property
+    def last_value(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """As long as `names` of the request. A series that the run does not have has count 0."""
+
+    @_builtins.property
+    def last_step(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        run: Global___Run | None = ...,
+        updated_ns: _builtins.int = ...,
+        last_value: _abc.Iterable[_builtins.float] | None = ...,
+        last_step: _abc.Iterable[_builtins.int] | None = ...,
+        count: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "last_step", b"last_step", "last_value", b"last_value", "run", b"run", "updated_ns", b"updated_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundRun: _TypeAlias = FoundRun  # noqa: Y015
 
 @_typing.final
 class SeriesSelector(_message.Message):
@@ -655,6 +848,8 @@ class ReadLogsRequest(_message.Message):
     TAIL_FIELD_NUMBER: _builtins.int
     SEARCH_FIELD_NUMBER: _builtins.int
     FROM_TIME_NS_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     job_id: _builtins.str
     attempt: _builtins.int
@@ -664,6 +859,10 @@ class ReadLogsRequest(_message.Message):
     search: _builtins.str
     """substring; "" for all"""
     from_time_ns: _builtins.int
+    run_id: _builtins.str
+    """of a plain process, instead of job_id"""
+    regex: _builtins.str
+    """RE2, beside `search`"""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """empty: all"""
@@ -678,10 +877,12 @@ class ReadLogsRequest(_message.Message):
         tail: _builtins.int = ...,
         search: _builtins.str = ...,
         from_time_ns: _builtins.int = ...,
+        run_id: _builtins.str = ...,
+        regex: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "from_time_ns", b"from_time_ns", "job_id", b"job_id", "ranks", b"ranks", "search", b"search", "tail", b"tail", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "from_time_ns", b"from_time_ns", "job_id", b"job_id", "ranks", b"ranks", "regex", b"regex", "run_id", b"run_id", "search", b"search", "tail", b"tail", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -54,6 +54,11 @@ class MetricsServiceStub:
                 request_serializer=trainyard_dot_v1_dot_metrics__pb2.ListRunsRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_metrics__pb2.ListRunsResponse.FromString,
                 _registered_method=True)
+        self.SearchRuns = channel.unary_unary(
+                '/trainyard.v1.MetricsService/SearchRuns',
+                request_serializer=trainyard_dot_v1_dot_metrics__pb2.SearchRunsRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_metrics__pb2.SearchRunsResponse.FromString,
+                _registered_method=True)
         self.ListSeries = channel.unary_unary(
                 '/trainyard.v1.MetricsService/ListSeries',
                 request_serializer=trainyard_dot_v1_dot_metrics__pb2.ListSeriesRequest.SerializeToString,
@@ -108,6 +113,13 @@ class MetricsServiceServicer:
 
     def ListRuns(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SearchRuns(self, request, context):
+        """Runs that match a filter, in any order, each with the last values of the series asked for.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -168,6 +180,11 @@ def add_MetricsServiceServicer_to_server(servicer, server):
                     servicer.ListRuns,
                     request_deserializer=trainyard_dot_v1_dot_metrics__pb2.ListRunsRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_metrics__pb2.ListRunsResponse.SerializeToString,
+            ),
+            'SearchRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.SearchRuns,
+                    request_deserializer=trainyard_dot_v1_dot_metrics__pb2.SearchRunsRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_metrics__pb2.SearchRunsResponse.SerializeToString,
             ),
             'ListSeries': grpc.unary_unary_rpc_method_handler(
                     servicer.ListSeries,
@@ -303,6 +320,33 @@ class MetricsService:
             '/trainyard.v1.MetricsService/ListRuns',
             trainyard_dot_v1_dot_metrics__pb2.ListRunsRequest.SerializeToString,
             trainyard_dot_v1_dot_metrics__pb2.ListRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SearchRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.MetricsService/SearchRuns',
+            trainyard_dot_v1_dot_metrics__pb2.SearchRunsRequest.SerializeToString,
+            trainyard_dot_v1_dot_metrics__pb2.SearchRunsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -40,6 +40,8 @@ class MetricsServiceStub:
     GetPosition: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.GetPositionRequest, _metrics_pb2.GetPositionResponse]
     """What is stored of a writer: where a restarted shipper goes on."""
     ListRuns: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ListRunsRequest, _metrics_pb2.ListRunsResponse]
+    SearchRuns: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.SearchRunsRequest, _metrics_pb2.SearchRunsResponse]
+    """Runs that match a filter, in any order, each with the last values of the series asked for."""
     ListSeries: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ListSeriesRequest, _metrics_pb2.ListSeriesResponse]
     """Names, counts and last values of a job's (or run's) series, stitched over attempts."""
     QuerySeries: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.QuerySeriesRequest, _metrics_pb2.QuerySeriesResponse]
@@ -62,6 +64,8 @@ class MetricsServiceAsyncStub(MetricsServiceStub):
     GetPosition: _aio.UnaryUnaryMultiCallable[_metrics_pb2.GetPositionRequest, _metrics_pb2.GetPositionResponse]  # type: ignore[assignment]
     """What is stored of a writer: where a restarted shipper goes on."""
     ListRuns: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ListRunsRequest, _metrics_pb2.ListRunsResponse]  # type: ignore[assignment]
+    SearchRuns: _aio.UnaryUnaryMultiCallable[_metrics_pb2.SearchRunsRequest, _metrics_pb2.SearchRunsResponse]  # type: ignore[assignment]
+    """Runs that match a filter, in any order, each with the last values of the series asked for."""
     ListSeries: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ListSeriesRequest, _metrics_pb2.ListSeriesResponse]  # type: ignore[assignment]
     """Names, counts and last values of a job's (or run's) series, stitched over attempts."""
     QuerySeries: _aio.UnaryUnaryMultiCallable[_metrics_pb2.QuerySeriesRequest, _metrics_pb2.QuerySeriesResponse]  # type: ignore[assignment]
@@ -105,6 +109,14 @@ class MetricsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.ListRunsResponse, _abc.Awaitable[_metrics_pb2.ListRunsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def SearchRuns(
+        self,
+        request: _metrics_pb2.SearchRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.SearchRunsResponse, _abc.Awaitable[_metrics_pb2.SearchRunsResponse]]:
+        """Runs that match a filter, in any order, each with the last values of the series asked for."""
 
     @_abc_1.abstractmethod
     def ListSeries(
