@@ -29,22 +29,28 @@ class Chunk(_message.Message):
     HASH_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     WORKSPACE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     hash: _builtins.bytes
     """BLAKE3, 32 bytes"""
     data: _builtins.bytes
     """at most 4 MiB"""
     workspace: _builtins.str
     """first message of a PutChunks stream only"""
+    @_builtins.property
+    def more(self) -> _containers.RepeatedCompositeFieldContainer[Global___Chunk]:
+        """small ones travel together: a message holds at most 8 MiB of data in all, and no deeper nesting"""
+
     def __init__(
         self,
         *,
         hash: _builtins.bytes = ...,
         data: _builtins.bytes = ...,
         workspace: _builtins.str = ...,
+        more: _abc.Iterable[Global___Chunk] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "hash", b"hash", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "hash", b"hash", "more", b"more", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -540,6 +546,7 @@ class Version(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     INPUTS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    DELETED_NS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     workspace: _builtins.str
     name: _builtins.str
@@ -550,6 +557,8 @@ class Version(_message.Message):
     size: _builtins.int
     files: _builtins.int
     created_ns: _builtins.int
+    deleted_ns: _builtins.int
+    """0 unless it was deleted; lineage names deleted versions too"""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -580,10 +589,11 @@ class Version(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         inputs: _abc.Iterable[_builtins.str] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        deleted_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "producer", b"producer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "checkpoint", b"checkpoint", "created_ns", b"created_ns", "digest", b"digest", "files", b"files", "id", b"id", "inputs", b"inputs", "kind", b"kind", "labels", b"labels", "metrics", b"metrics", "name", b"name", "number", b"number", "producer", b"producer", "size", b"size", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "checkpoint", b"checkpoint", "created_ns", b"created_ns", "deleted_ns", b"deleted_ns", "digest", b"digest", "files", b"files", "id", b"id", "inputs", b"inputs", "kind", b"kind", "labels", b"labels", "metrics", b"metrics", "name", b"name", "number", b"number", "producer", b"producer", "size", b"size", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -480,6 +480,7 @@ class SearchRunsRequest(_message.Message):
     WITH_CONTEXT_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    ALL_ATTEMPTS_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     filter: _builtins.str
     """For instance `metrics["val/accuracy"] > 0.9 and params.lr <= 0.1 and tags.team = "vision" and name like "digits%"`;
@@ -492,6 +493,8 @@ class SearchRunsRequest(_message.Message):
     page_size: _builtins.int
     """100 without; at most 1,000"""
     page_token: _builtins.str
+    all_attempts: _builtins.bool
+    """also attempts that a later one replaced; without this a job counts once, by its newest"""
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """series whose last values come with every run, exact names; at most 100"""
@@ -511,10 +514,11 @@ class SearchRunsRequest(_message.Message):
         with_context: _builtins.bool = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        all_attempts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "names", b"names", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "run_ids", b"run_ids", "with_context", b"with_context", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all_attempts", b"all_attempts", "filter", b"filter", "names", b"names", "order_by", b"order_by", "page_size", b"page_size", "page_token", b"page_token", "run_ids", b"run_ids", "with_context", b"with_context", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
