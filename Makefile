@@ -11,7 +11,7 @@ export UV_COMPILE_BYTECODE := 1
 export UV_PYTHON_DOWNLOADS := never
 READY := $(VENV)/.ready
 
-.PHONY: help run up test lint format proto bench setup clean
+.PHONY: help run up test testbed lint format proto bench setup clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -33,8 +33,11 @@ run: $(READY)  ## train the digits example: the main job, end to end
 up: $(READY)  ## start a yard on this machine and leave it running
 	$(VENV)/bin/yard up
 
-test: $(READY) lint  ## run every check and every test
+test: $(READY) lint testbed  ## run every check and every test
 	$(VENV)/bin/python -m pytest
+
+testbed: $(READY)  ## get the real servers that tests use: Redis, PostgreSQL, S3, nginx
+	$(VENV)/bin/python -m scripts.testbed
 
 lint: $(READY)  ## formatting, lint, types, dependency directions, generated code
 	$(VENV)/bin/ruff format --check .

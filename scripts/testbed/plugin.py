@@ -1,0 +1,125 @@
+"""Fixtures with real servers, for every test of the project.
+
+The servers live as long as the session. A test may stop, kill, pause or restart one through its handle (`redis_server`,
+`postgres_server`, `s3_server`): it is brought back afterwards. What a test stores is its own: a fresh database, a fresh
+bucket.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.testbed.databases import Postgres, Redis
+from scripts.testbed.server import Server
+from scripts.testbed.storage import S3, Bucket
+
+_numbers = itertools.count()
+_REDIS_DATABASES = 16
+
+
+@pytest.fixture(scope="session")
+def server_folder() -> Iterator[Path]:
+    """Reachable for the unprivileged user that PostgreSQL runs as, which pytest's own folders are not."""
+    folder = Path(tempfile.mkdtemp(prefix="trainyard-testbed-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def _redis(server_folder: Path) -> Iterator[Redis]:
+    yield from _run(Redis(server_folder / "redis"))
+
+
+@pytest.fixture(scope="session")
+def _postgres(server_folder: Path) -> Iterator[Postgres]:
+    yield from _run(Postgres(server_folder / "postgres"))
+
+
+@pytest.fixture(scope="session")
+def _s3(server_folder: Path) -> Iterator[S3]:
+    yield from _run(S3(server_folder / "s3"))
+
+
+def _run(server: Server) -> Iterator[Server]:
+    try:
+        server.start()
+        yield server
+        server.stop()
+    finally:
+        server.kill()
+
+
+def _brought_back(server: Server) -> Iterator[Server]:
+    server.start()
+    yield server
+    server.resume()
+    server.start()
+
+
+@pytest.fixture
+def redis_server(_redis: Redis) -> Iterator[Redis]:
+    """The Redis of this session, up."""
+    yield from _brought_back(_redis)
+
+
+@pytest.fixture
+def postgres_server(_postgres: Postgres) -> Iterator[Postgres]:
+    """The PostgreSQL of this session, up."""
+    yield from _brought_back(_postgres)
+
+
+@pytest.fixture
+def s3_server(_s3: S3) -> Iterator[S3]:
+    """The S3 server of this session, up."""
+    yield from _brought_back(_s3)
+
+
+@pytest.fixture
+def redis_url(redis_server: Redis) -> str:
+    """An empty Redis database."""
+    number = next(_numbers) % _REDIS_DATABASES
+    redis_server.wipe(number)
+    return redis_server.url(number)
+
+
+@pytest.fixture
+def make_postgres_url(postgres_server: Postgres) -> Iterator[Callable[[], str]]:
+    """Makes empty PostgreSQL databases."""
+    names: list[str] = []
+
+    def make() -> str:
+        names.append(f"test{next(_numbers)}")
+        return postgres_server.create(names[-1])
+
+    yield make
+    postgres_server.resume()
+    postgres_server.start()
+    for name in names:
+        postgres_server.drop(name)
+
+
+@pytest.fixture
+def postgres_url(make_postgres_url: Callable[[], str]) -> str:
+    """An empty PostgreSQL database."""
+    return make_postgres_url()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty database of either kind: the test runs on both."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/database.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@pytest.fixture
+def s3(s3_server: S3) -> Bucket:
+    """An empty S3 bucket."""
+    return s3_server.bucket(f"test-{next(_numbers)}")

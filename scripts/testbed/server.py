@@ -1,0 +1,174 @@
+"""One server process on loopback: started on a free port, ready when it answers, gone when its owner is.
+
+The kernel ends a server when the process that started it dies, however it dies (parent-death signal).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
+_LOOK_S = 0.02
+_PORTS = range(20_000, 32_000)  # below those the kernel gives to outgoing connections
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nobody listens, and that no outgoing connection takes either."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError(f"no free port among 100 of {_PORTS}")
+
+
+def accepts(port: int) -> bool:
+    """Whether somebody listens there."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _die_with_parent() -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Server(ABC):
+    """A server that can be stopped, killed and started again on the same port with the same data.
+
+    Args:
+        folder: for its data and its log.
+        port: to listen on; 0 for a free one.
+    """
+
+    name: str
+    graceful = signal.SIGTERM
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        self.folder = folder
+        self.port = port or free_port()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def command(self) -> list[str]:
+        """What is run."""
+
+    def environ(self) -> Mapping[str, str]:
+        """What it is run with, beside this process's environment."""
+        return {}
+
+    def user(self) -> str | None:
+        """Whom it runs as; None for whoever runs this."""
+        return None
+
+    def prepare(self) -> None:
+        """Makes what it needs before its first start."""
+
+    def ready(self) -> bool:
+        """Whether it serves."""
+        return accepts(self.port)
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(self) -> None:
+        """Starts it, when it does not run; returns when it serves.
+
+        Raises:
+            RuntimeError: it ended instead, or did not come up in time; its log is in the message.
+        """
+        self.launch()
+        self.wait_ready()
+
+    def launch(self) -> None:
+        """Starts it, when it does not run, without waiting until it serves."""
+        if self.alive:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.prepare()
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                env=os.environ | dict(self.environ()),
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                user=self.user(),
+                extra_groups=[] if self.user() else None,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+
+    def wait_ready(self) -> None:
+        """Returns when it serves.
+
+        Raises:
+            RuntimeError: as for `start`.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not self.ready():
+            if not self.alive:
+                raise RuntimeError(f"{self.name} ended with {self._code()}:\n{self.tail()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise RuntimeError(f"{self.name} does not serve after {START_TIMEOUT_S} s:\n{self.tail()}")
+            time.sleep(_LOOK_S)
+
+    def stop(self) -> None:
+        """Ends it as an operator would; kills it when it does not end in time."""
+        self._signal(self.graceful)
+        if self.process is not None:
+            try:
+                self.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        self._signal(signal.SIGKILL)
+        if self.process is not None:
+            self.process.wait(STOP_TIMEOUT_S)
+
+    def pause(self) -> None:
+        """SIGSTOP: it is there, and does nothing."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets it go on after `pause`."""
+        self._signal(signal.SIGCONT)
+
+    def restart(self) -> None:
+        """Stops and starts it, on the same port."""
+        self.stop()
+        self.start()
+
+    def tail(self, characters: int = 3000) -> str:
+        """The end of its log."""
+        return self.log.read_text(errors="replace")[-characters:] if self.log.exists() else ""
+
+    def _signal(self, number: int) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def _code(self) -> int | None:
+        return self.process.returncode if self.process else None

@@ -1,0 +1,73 @@
+"""The servers that other tests stand on are real, apart from each other, and come back."""
+
+import subprocess
+import sys
+
+import psutil
+import psycopg
+import pytest
+import redis
+from scripts.testbed.server import Server, free_port
+
+from tests.conftest import wait_until
+
+
+def test_each_test_has_a_database_of_its_own(make_postgres_url):
+    one, two = make_postgres_url(), make_postgres_url()
+    with psycopg.connect(one.replace("+psycopg", "")) as connection:
+        connection.execute("CREATE TABLE t (n int)")
+    with psycopg.connect(two.replace("+psycopg", "")) as connection:
+        assert connection.execute("SELECT to_regclass('t')").fetchone() == (None,)
+
+
+def test_postgres_keeps_what_was_committed_when_it_is_killed(postgres_server, postgres_url):
+    address = postgres_url.replace("+psycopg", "")
+    with psycopg.connect(address) as connection:
+        connection.execute("CREATE TABLE t (n int)")
+    postgres_server.kill()
+    postgres_server.start()
+    with psycopg.connect(address) as connection:
+        assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+
+
+def test_redis_forgets_everything_when_it_is_restarted(redis_server, redis_url):
+    with redis.Redis.from_url(redis_url) as client:
+        client.set("a", "b")
+    redis_server.restart()
+    with redis.Redis.from_url(redis_url) as client:
+        assert client.get("a") is None
+
+
+def test_the_s3_server_wants_its_keys(s3):
+    command = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "-T", __file__, f"{s3.endpoint}/{s3.name}/file"]
+    assert subprocess.run(command, capture_output=True, text=True).stdout == "403"
+    signed = [*command, "--aws-sigv4", f"aws:amz:{s3.region}:s3", "-u", f"{s3.access_key}:{s3.secret_key}"]
+    signed += ["-H", "x-amz-content-sha256: UNSIGNED-PAYLOAD"]
+    assert subprocess.run(signed, capture_output=True, text=True).stdout == "200"
+
+
+class Failing(Server):
+    name = "failing"
+
+    def command(self):
+        return [sys.executable, "-c", "raise SystemExit('there is no such file')"]
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path):
+    with pytest.raises(RuntimeError, match="there is no such file"):
+        Failing(tmp_path).start()
+
+
+def test_a_server_dies_with_whoever_started_it(tmp_path):
+    owner = f"""
+import pathlib, time
+from scripts.testbed.databases import Redis
+server = Redis(pathlib.Path({str(tmp_path)!r}), {free_port()})
+server.start()
+print(server.process.pid, flush=True)
+time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", owner], stdout=subprocess.PIPE, text=True) as process:
+        server = psutil.Process(int(process.stdout.readline()))
+        process.kill()
+    wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "the end of the server")
