@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 
 import grpc
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 from servicekit import server as servers
@@ -80,14 +81,19 @@ def points(values, *, first=0, run=1, writer="w", name="loss", rank=0, first_ste
         run_id=run_id(run),
         writer_id=writer,
         first_seq=first,
-        points=pb.Points(
-            names=[name],
-            name=[0] * size,
-            step=range(start, start + size),
-            time_ns=range(1000 + start, 1000 + start + size),
-            value=values,
-            rank=rank,
-        ),
+        rows=pb.Rows(rank=rank, count=size, blocks=[block({name: values}, first_step=start)] if size else []),
+    )
+
+
+def block(series, *, first_step=0, row=None):
+    """Rows of several series: their values by name. Times are 1000 ns after the steps."""
+    steps = np.arange(first_step, first_step + len(next(iter(series.values()))), dtype="<i8")
+    return pb.Block(
+        names=list(series),
+        row=b"" if row is None else np.asarray(row, "<u4").tobytes(),
+        step=steps.tobytes(),
+        time_ns=(steps + 1000).tobytes(),
+        value=np.asarray(list(series.values()), "<f8").tobytes(),
     )
 
 

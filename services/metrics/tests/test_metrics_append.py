@@ -1,11 +1,15 @@
 """Records are stored once, in order, and are on disk before they are acknowledged."""
 
+import struct
+
 import grpc
+import numpy as np
+import pytest
 from servicekit.errors import ERROR_KEY, reason_of
 from trainyard_protos.v1 import common_pb2
 from trainyard_protos.v1 import metrics_pb2 as pb
 
-from services.metrics.tests.metrics_kit import append, lines, open_run, points, refused, run_id, series, texts
+from services.metrics.tests.metrics_kit import append, block, lines, open_run, points, refused, run_id, series, texts
 
 
 def fields_of(error):
@@ -53,21 +57,69 @@ async def test_writers_are_numbered_apart(ingestor):
     assert await append(ingestor.user(), *batches) == {"a": 2, "b": 1}
 
 
-async def test_values_that_are_not_finite_are_kept(ingestor):
+async def test_values_that_are_not_finite_are_kept_bit_by_bit(ingestor):
     await open_run(ingestor.user())
-    await append(ingestor.user(), points([float("nan"), float("inf"), float("-inf")]))
-    values = list((await series(ingestor.user()))["loss", 0].value)
-    assert [str(value) for value in values] == ["nan", "inf", "-inf"]
+    bits = [0x7FF8000000000001, 0xFFF4000000000ABC, 0x7FF0000000000000, 0xFFF0000000000000, 0x8000000000000000]
+    values = np.array(bits, "<u8").view("<f8")
+    await append(ingestor.user(), points(values))
+    found = (await series(ingestor.user()))["loss", 0].value
+    assert struct.pack("<5d", *found) == values.tobytes()
 
 
-async def test_a_batch_that_contradicts_itself_is_refused(ingestor):
+def rows(*blocks, count, first=0):
+    return pb.AppendRequest(run_id=run_id(1), writer_id="w", first_seq=first, rows=pb.Rows(count=count, blocks=blocks))
+
+
+def uneven(column, size):
+    bad = block({"a": [1, 2], "b": [3, 4]}, row=[0, 1])
+    setattr(bad, column, bytes(size))
+    return rows(bad, count=2)
+
+
+CONTRADICTIONS = {
+    "no writer": points([1], writer=""),
+    "step": uneven("step", 15),
+    "time": uneven("time_ns", 8),
+    "value": uneven("value", 24),
+    "row": uneven("row", 4),
+    "count": rows(block({"a": [1, 2]}), count=3),
+    "no rows": rows(block({"a": []}), count=0),
+    "twice a name": rows(pb.Block(names=["a", "a"], step=bytes(8), time_ns=bytes(8), value=bytes(16)), count=1),
+    "twice a number": rows(block({"a": [1]}, row=[0]), block({"b": [1]}, row=[0]), count=2),
+    "a number beyond": rows(block({"a": [1]}, row=[0]), block({"b": [1]}, row=[2]), count=2),
+    "descending": rows(block({"a": [1, 2]}, row=[1, 0]), count=2),
+    "no numbers": rows(block({"a": [1]}), block({"b": [1]}, row=[1]), count=2),
+}
+
+
+@pytest.mark.parametrize("batch", CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+async def test_a_batch_that_contradicts_itself_is_refused(ingestor, batch):
     await open_run(ingestor.user())
-    uneven, unnamed = points([1, 2]), points([1])
-    uneven.points.step.pop()
-    unnamed.points.name[0] = 7
-    for batch in (uneven, unnamed, points([1], writer="")):
-        assert reason_of(await refused(append(ingestor.user(), batch))) == "BadBatch"
+    assert reason_of(await refused(append(ingestor.user(), batch))) == "BadBatch"
     assert await position(ingestor.user()) == 0
+
+
+async def test_rows_of_several_shapes_travel_in_one_batch(ingestor):
+    await open_run(ingestor.user())
+    train = block({"loss": [0, 2, 3], "lr": [10, 12, 13]}, row=[0, 2, 3])
+    val = block({"val": [1, 4]}, row=[1, 4], first_step=100)
+    assert await append(ingestor.user(), rows(train, val, count=5)) == {"w": 5}
+    found = await series(ingestor.user())
+    assert {name: list(one.value) for (name, _), one in found.items()} == {
+        "loss": [0, 2, 3],
+        "lr": [10, 12, 13],
+        "val": [1, 4],
+    }
+    assert list(found["val", 0].step) == [100, 101]
+
+
+async def test_rows_that_are_stored_are_cut_out_of_every_block(ingestor):
+    await open_run(ingestor.user())
+    await append(ingestor.user(), points([0, 1, 2], name="before"))
+    batch = rows(block({"a": [0, 2, 4]}, row=[0, 2, 4]), block({"b": [1, 3]}, row=[1, 3]), count=5)
+    assert await append(ingestor.user(), batch) == {"w": 5}
+    found = await series(ingestor.user())
+    assert {name: list(one.value) for (name, _), one in found.items()} == {"before": [0, 1, 2], "a": [4], "b": [3]}
 
 
 async def test_a_batch_beyond_the_limit_is_refused(ingestor):

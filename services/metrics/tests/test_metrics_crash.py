@@ -150,10 +150,16 @@ def written(path, frames):
 frames_of_batches = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), min_size=1, max_size=5)
 
 
+def records_of(request):
+    (block,) = request.rows.blocks
+    values = struct.unpack(f"<{len(block.value) // 8}d", block.value)
+    return [(request.writer_id, request.first_seq + index, value) for index, value in enumerate(values)]
+
+
 def checked_by_hand(path):
     """The records of a file, read by the format's description alone, without the journal's code."""
     data, offset, found = path.read_bytes(), 8, []
-    assert data[:8] == b"TYRECS1\n"
+    assert data[:8] == b"TYRECS2\n"
     while offset < len(data):
         length, crc, check = struct.unpack_from("<III", data, offset)
         assert zlib.crc32(data[offset : offset + 8]) == check
@@ -163,10 +169,7 @@ def checked_by_hand(path):
         while payload:
             (size,) = struct.unpack_from("<I", payload)
             request = pb.AppendRequest.FromString(payload[4 : 4 + size])
-            found += [
-                (request.writer_id, request.first_seq + index, value)
-                for index, value in enumerate(request.points.value)
-            ]
+            found += records_of(request)
             payload = payload[4 + size :]
     return found
 
@@ -211,8 +214,6 @@ def test_a_bit_flipped_anywhere_is_never_read_as_data(tmp_path_factory, frames, 
     found = []
     with contextlib.suppress(Damaged):
         for _, requests in Journal(path).recover():
-            found += [
-                ("w", request.first_seq + i, v) for request in requests for i, v in enumerate(request.points.value)
-            ]
+            found += [record for request in requests for record in records_of(request)]
     assert found == before[: len(found)]
     assert len(found) < len(before)

@@ -45,8 +45,8 @@ async def stored(root):
     cache = PointCache(logs, 10_000)
     run = await cache.load(run_id(1))
     found = {}
-    for name, seq, value in zip(run.columns.name, run.columns.seq, run.columns.value, strict=True):
-        found.setdefault(run.names.values[name], []).append((int(seq), float(value)))
+    for name, seq, value in zip(run.columns.name, run.columns.row, run.columns.value, strict=True):
+        found.setdefault(run.columns.names[name], []).append((int(seq), float(value)))
     async with logs.use(run_id(1)) as log:
         for line in LineSource.of(log).read(EVERYTHING):
             writer, number = line.text.split()

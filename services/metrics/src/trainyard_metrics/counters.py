@@ -9,7 +9,8 @@ class Counters:
     """Counters of one metrics ingestor."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.records = Counter("trainyard_metrics_records", "Points and lines stored", ["kind"], registry=registry)
+        self.records = Counter("trainyard_metrics_records", "Rows and lines stored", ["kind"], registry=registry)
+        self.points = Counter("trainyard_metrics_points", "Points stored", registry=registry)
         self.skipped = Counter("trainyard_metrics_skipped", "Records that were there already", registry=registry)
         self.refused_points = Counter(
             "trainyard_metrics_refused_points",

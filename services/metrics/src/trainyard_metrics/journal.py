@@ -1,6 +1,6 @@
 """An append-only file of frames: what was acknowledged stays, what a crash tore is cut off, what is damaged is found.
 
-    file   := "TYRECS1\\n" frame*
+    file   := "TYRECS2\\n" frame*
     frame  := length:u32 crc(payload):u32 crc(length, crc):u32 payload      (little endian, CRC-32 as in zlib)
     payload:= (length:u32 AppendRequest)*
 
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
-MAGIC = b"TYRECS1\n"
+MAGIC = b"TYRECS2\n"
 _HEADER = struct.Struct("<III")
 _CHECKED = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from trainyard_metrics.domain.columns import Columns, Table, decode, join
+from trainyard_metrics.domain.columns import Columns, decode, empty, join
 from trainyard_metrics.runlog import RunLog
 from trainyard_metrics.runlogs import RunLogs
 
@@ -15,9 +15,7 @@ from trainyard_metrics.runlogs import RunLogs
 class RunPoints:
     """All points of one run."""
 
-    names: Table = field(default_factory=Table)
-    writers: Table = field(default_factory=Table)
-    columns: Columns = field(default_factory=lambda: join([]))
+    columns: Columns = field(default_factory=empty)
     frames: int = 0  # of the log's frames with points, how many are decoded
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -59,7 +57,7 @@ def _extend(run: RunPoints, log: RunLog, frames: int) -> None:
     fresh = [
         columns
         for position in range(run.frames, frames)
-        for columns in decode(log.journal.read(log.index.point_frames[position]), run.names, run.writers)
+        for columns in decode(log.journal.read(log.index.point_frames[position]))
     ]
     if fresh:
         run.columns = join([run.columns, *fresh])

@@ -42,7 +42,7 @@ class Index:
             if request.HasField("lines"):
                 frames = self.line_frames.setdefault(request.writer_id, array("Q"))
             else:
-                self.names.update(request.points.names)
+                self.names.update(name for block in request.rows.blocks for name in block.names)
                 frames = self.point_frames
             if not frames or frames[-1] != offset:
                 frames.append(offset)
@@ -92,6 +92,8 @@ class RunLog:
         """
         if self._finished is not None:
             raise self._finished
+        if request.HasField("points"):
+            batches.from_points(request)
         batches.check(request)
         expected = self._staged.get(request.writer_id, 0)
         self._check_order(request, expected)
@@ -133,21 +135,21 @@ class RunLog:
             )
 
     def _refuse_names(self, request: AppendRequest) -> None:
-        if not request.HasField("points"):
-            return
-        refused = batches.refuse_names(request.points, self._allow_name)
+        refused = batches.refuse_names(request.rows, self._allow_name)
         if not refused:
             return
-        indexes = {index for index, name in enumerate(request.points.names) if name == batches.REFUSED}
-        self._counters.refused_points.inc(sum(index in indexes for index in request.points.name))
+        self._counters.refused_points.inc(sum(refused.values()))
         if not self._warned:
             self._warned = True
             logger.warning(
-                "series refused", extra={"run": self.run_id, "series": refused[0][:256], "names": len(self._names)}
+                "series refused",
+                extra={"run": self.run_id, "series": next(iter(refused))[:256], "names": len(self._names)},
             )
 
     def _allow_name(self, name: str) -> bool:
-        if name not in self._names and len(self._names) >= self._settings.max_names_per_run:
+        if name in self._names:
+            return True
+        if len(self._names) >= self._settings.max_names_per_run or not batches.is_name(name):
             return False
         self._names.add(name)
         return True
@@ -209,7 +211,8 @@ class RunLog:
         self._counters.syncs.inc()
         self._counters.bytes.inc(size)
         for request in requests:
-            self._counters.records.labels(request.WhichOneof("records") or "points").inc(batches.count(request))
+            self._counters.records.labels(request.WhichOneof("records")).inc(batches.count(request))
+            self._counters.points.inc(batches.count_points(request.rows))
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from servicekit.errors import InvalidArgument
 from trainyard_protos.v1 import metrics_pb2 as pb
 
-from trainyard_metrics.domain.columns import Columns, Floats, Ints, Mask, Table, join
+from trainyard_metrics.domain.columns import Columns, Floats, Ints, Mask, join
 from trainyard_metrics.domain.sampling import downsample
 from trainyard_metrics.domain.stitch import Attempt, Segment, timeline
 from trainyard_metrics.points import PointCache, RunPoints
@@ -97,9 +97,8 @@ class SeriesReader:
 
 def _collect(attempts: Sequence[Attempt], runs: dict[str, RunPoints], selector: pb.SeriesSelector) -> list[Series]:
     stitched = selector.WhichOneof("of") == "job_id" and not selector.include_hidden
-    segments = {segment.run_id: segment for segment in timeline(attempts, lambda run: runs[run].writers.values)}
+    segments = {segment.run_id: segment for segment in timeline(attempts, lambda run: runs[run].columns.writers)}
     wanted = _name_filter(selector.names)
-    names = Table()
     parts: list[Columns] = []
     fences: list[Ints] = []
     for attempt in sorted(attempts, key=lambda attempt: attempt.fence):
@@ -108,10 +107,9 @@ def _collect(attempts: Sequence[Attempt], runs: dict[str, RunPoints], selector: 
         if stitched:
             rows &= _visible(run, segments.get(attempt.run_id))
         part = run.columns.take(rows)
-        shared = np.array([names.index(name) for name in run.names.values], np.int64)
-        parts.append(replace(part, name=shared[part.name] if len(part) else part.name))
+        parts.append(part)
         fences.append(np.full(len(part), attempt.fence, np.int64))
-    return list(_split(join(parts), np.concatenate([*fences, np.empty(0, np.int64)]), names.values))
+    return list(_split(join(parts), np.concatenate([*fences, np.empty(0, np.int64)])))
 
 
 def _name_filter(patterns: Sequence[str]) -> re.Pattern[str]:
@@ -126,7 +124,7 @@ def _name_filter(patterns: Sequence[str]) -> re.Pattern[str]:
 
 
 def _named(run: RunPoints, wanted: re.Pattern[str]) -> Mask:
-    chosen = np.array([wanted.fullmatch(name) is not None for name in run.names.values], np.bool_)
+    chosen = np.array([wanted.fullmatch(name) is not None for name in run.columns.names], np.bool_)
     columns = run.columns
     rows: Mask = chosen[columns.name] if len(columns) else np.empty(0, np.bool_)
     return rows
@@ -140,12 +138,12 @@ def _visible(run: RunPoints, segment: Segment | None) -> Mask:
         return of_agent
     if segment.cut is None:
         return np.ones(len(columns), np.bool_)
-    limits = np.array([min(segment.cut.get(writer, 0), _MAX_SEQ) for writer in run.writers.values], np.int64)
-    before: Mask = columns.seq < limits[columns.writer]
+    limits = np.array([min(segment.cut.get(writer, 0), _MAX_SEQ) for writer in columns.writers], np.int64)
+    before: Mask = columns.row < limits[columns.writer]
     return of_agent | before
 
 
-def _split(columns: Columns, fence: Ints, names: Sequence[str]) -> Iterator[Series]:
+def _split(columns: Columns, fence: Ints) -> Iterator[Series]:
     if not len(columns):
         return
     order = np.lexsort((columns.time_ns, columns.step, fence, columns.rank, columns.name))
@@ -153,7 +151,7 @@ def _split(columns: Columns, fence: Ints, names: Sequence[str]) -> Iterator[Seri
     starts = np.flatnonzero(np.diff(name, prepend=-1) | np.diff(rank, prepend=rank[0] - 1))
     found = [
         Series(
-            names[columns.name[rows[0]]],
+            columns.names[columns.name[rows[0]]],
             int(columns.rank[rows[0]]),
             fence[rows],
             columns.step[rows],

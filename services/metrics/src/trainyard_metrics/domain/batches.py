@@ -1,25 +1,59 @@
-"""Batches of records: counting, checking, trimming what is stored already."""
+"""Batches of records: counting, checking, trimming what is stored already.
+
+Nothing here looks at single points: a batch's rows are columns, and columns are checked and cut as arrays.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
+import numpy as np
 from servicekit.errors import InvalidArgument
-from trainyard_protos.v1.metrics_pb2 import AppendRequest, Points
+from trainyard_protos.v1.metrics_pb2 import AppendRequest, Block, Rows
+
+from trainyard_metrics.domain.columns import arrays
 
 REFUSED = "trainyard/refused"
 """Where points go whose name is not allowed or beyond the run's limit: their number, steps and values stay visible."""
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 _MAX_WRITER = 128
+_MAX_POSITION = 2**63 - 1
 
 
 def count(request: AppendRequest) -> int:
-    """Records in a batch."""
+    """Records in a batch: rows, or lines."""
     if request.HasField("lines"):
         return len(request.lines.lines)
-    return len(request.points.value)
+    return request.rows.count
+
+
+def from_points(request: AppendRequest) -> None:
+    """Turns a batch of single points into rows of one value each."""
+    points = request.points
+    lengths = {len(points.name), len(points.step), len(points.time_ns), len(points.value)}
+    if len(lengths) > 1 or any(index >= len(points.names) for index in points.name):
+        raise _bad("columns of points that do not fit together", "give every point a name, step, time and value")
+    name = np.fromiter(points.name, np.int64, len(points.name))
+    step, time_ns = np.array(points.step, "<i8"), np.array(points.time_ns, "<i8")
+    value = np.array(points.value, "<f8")
+    rows = Rows(rank=points.rank, count=len(name))
+    for index in np.unique(name):
+        row = np.flatnonzero(name == index)
+        rows.blocks.add(
+            names=[points.names[index]],
+            row=row.astype("<u4").tobytes(),
+            step=step[row].tobytes(),
+            time_ns=time_ns[row].tobytes(),
+            value=value[row].tobytes(),
+        )
+    request.rows.CopyFrom(rows)
+
+
+def count_points(rows: Rows) -> int:
+    """Values in all blocks."""
+    return sum(len(block.value) for block in rows.blocks) // 8
 
 
 def check(request: AppendRequest) -> None:
@@ -30,45 +64,97 @@ def check(request: AppendRequest) -> None:
     """
     if not 0 < len(request.writer_id) <= _MAX_WRITER:
         raise _bad(f"a writer id of {len(request.writer_id)} characters", f"use 1 to {_MAX_WRITER}")
-    if request.HasField("points"):
-        _check_points(request.points)
+    if request.HasField("rows"):
+        _check_rows(request.rows)
+    if request.first_seq + count(request) > _MAX_POSITION:
+        raise _bad(f"records numbered from {request.first_seq}", "number a writer's records from 0")
 
 
-def _check_points(points: Points) -> None:
-    lengths = {
-        "name": len(points.name),
-        "step": len(points.step),
-        "time_ns": len(points.time_ns),
-        "value": len(points.value),
-    }
-    if len(set(lengths.values())) > 1:
-        described = ", ".join(f"{column} {length}" for column, length in lengths.items())
-        raise _bad(f"columns of different lengths: {described}", "give every point a name, step, time and value")
-    if points.name and max(points.name) >= len(points.names):
+def _check_rows(rows: Rows) -> None:
+    for index, block in enumerate(rows.blocks):
+        _check_block(index, block, alone=len(rows.blocks) == 1)
+    total = sum(len(block.step) for block in rows.blocks) // 8
+    if total != rows.count:
+        raise _bad(f"{rows.count:,} rows announced and {total:,} in the blocks", "count the rows of all blocks")
+    if rows.blocks and (len(rows.blocks) > 1 or rows.blocks[0].row):
+        _check_numbers(rows)
+
+
+def _check_block(index: int, block: Block, *, alone: bool) -> None:
+    size = len(block.step) // 8
+    expected = {"step": 8 * size, "time_ns": 8 * size, "value": 8 * size * len(block.names)}
+    if block.row or not alone:
+        expected["row"] = 4 * size
+    found = {column: len(getattr(block, column)) for column in expected}
+    if not size or found != expected:
+        described = ", ".join(f"{column} {length:,}" for column, length in found.items())
         raise _bad(
-            f"name index {max(points.name)} with {len(points.names)} names",
-            "index the table of names of the same batch",
+            f"block {index} of {len(block.names):,} names has columns of {described} bytes",
+            "give every row a number (4 bytes), a step and a time (8 each), and a value (8) for every name",
+        )
+    if len(set(block.names)) != len(block.names):
+        raise _bad(f"block {index} has a name twice", "give every name one column")
+
+
+def _check_numbers(rows: Rows) -> None:
+    numbers = [np.frombuffer(block.row, "<u4") for block in rows.blocks]
+    if any(np.any(column[1:] <= column[:-1]) for column in numbers):
+        raise _bad("rows of a block that do not ascend", "order the rows of each block by their number")
+    ordered = np.sort(np.concatenate(numbers))
+    if not np.array_equal(ordered, np.arange(rows.count)):
+        raise _bad(
+            f"the numbers of {rows.count:,} rows are not 0 to {rows.count - 1}", "put every row into exactly one block"
         )
 
 
 def skip(request: AppendRequest, stored: int) -> None:
     """Takes the first `stored` records out of a batch: the store has them."""
+    if not stored:
+        return
     if request.HasField("lines"):
         del request.lines.lines[:stored]
     else:
-        for column in (request.points.name, request.points.step, request.points.time_ns, request.points.value):
-            del column[:stored]
+        _skip_rows(request.rows, stored)
     request.first_seq += stored
 
 
-def refuse_names(points: Points, allowed: Callable[[str], bool]) -> list[str]:
-    """Renames what is not allowed to `REFUSED`, so that its writer goes on; returns the names refused."""
-    refused = []
-    for index, name in enumerate(points.names):
-        if not (_NAME.fullmatch(name) and allowed(name)):
-            refused.append(name)
-            points.names[index] = REFUSED
+def _skip_rows(rows: Rows, stored: int) -> None:
+    left = []
+    for block in rows.blocks:
+        step, time_ns, row, value = arrays(block)
+        first = int(np.searchsorted(row, stored))
+        if first < len(row):
+            left.append(
+                Block(
+                    names=block.names,
+                    row=(row[first:] - np.uint32(stored)).tobytes() if block.row else b"",
+                    step=step[first:].tobytes(),
+                    time_ns=time_ns[first:].tobytes(),
+                    value=value[:, first:].tobytes(),
+                )
+            )
+    del rows.blocks[:]
+    rows.blocks.extend(left)
+    rows.count -= stored
+
+
+def refuse_names(rows: Rows, allowed: Callable[[str], bool]) -> dict[str, int]:
+    """Renames what is not allowed to `REFUSED`, so that its writer goes on.
+
+    A block may have several columns of that name afterwards. Returns the names refused, each with its points.
+    """
+    refused: dict[str, int] = {}
+    for block in rows.blocks:
+        for index, name in enumerate(block.names):
+            if not allowed(name):
+                refused[name] = refused.get(name, 0) + len(block.step) // 8
+                block.names[index] = REFUSED
     return refused
+
+
+def is_name(name: str) -> bool:
+    """Whether a series may have this name: 1 to 256 characters that can be shown."""
+    return _NAME.fullmatch(name) is not None
 
 
 def _bad(message: str, hint: str) -> InvalidArgument:

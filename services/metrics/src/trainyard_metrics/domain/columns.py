@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
-from trainyard_protos.v1.metrics_pb2 import AppendRequest
+from trainyard_protos.v1.metrics_pb2 import AppendRequest, Block
 
 Ints = NDArray[np.int64]
+Indexes = NDArray[np.int32]
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+_ARRAYS = ("name", "rank", "writer", "row", "step", "time_ns", "value")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Columns:
-    """Points; all arrays have the same length. `name` and `writer` index tables kept beside it."""
+    """Points; all arrays have the same length. Values are kept bit by bit.
 
-    name: Ints
-    writer: Ints
-    rank: Ints
-    seq: Ints
+    Attributes:
+        names: table of names, each once.
+        writers: table of writer ids, each once.
+        name: int32, index into `names`.
+        rank: int32; -1 is the agent.
+        writer: int32, index into `writers`.
+        row: int64, number of the row among the writer's.
+        step: int64.
+        time_ns: int64, nanoseconds since 1970 UTC.
+        value: float64.
+    """
+
+    names: tuple[str, ...]
+    writers: tuple[str, ...]
+    name: Indexes
+    rank: Indexes
+    writer: Indexes
+    row: Ints
     step: Ints
     time_ns: Ints
     value: Floats
@@ -29,17 +47,37 @@ class Columns:
     def __len__(self) -> int:
         return len(self.value)
 
-    def take(self, rows: Mask) -> Columns:
-        """The points where `rows` is true."""
-        return Columns(*(getattr(self, column.name)[rows] for column in fields(self)))
+    @cached_property
+    def nbytes(self) -> int:
+        """Memory the arrays take."""
+        return sum(int(getattr(self, array).nbytes) for array in _ARRAYS)
+
+    def take(self, rows: Mask | Ints | slice) -> Columns:
+        """Some of the points, by the same tables."""
+        return replace(self, **{array: getattr(self, array)[rows] for array in _ARRAYS})
+
+
+def empty() -> Columns:
+    """No points."""
+    index, number = np.empty(0, np.int32), np.empty(0, np.int64)
+    return Columns((), (), index, index, index, number, number, number, np.empty(0, np.float64))
 
 
 def join(parts: Sequence[Columns]) -> Columns:
     """All points of all parts, in order."""
+    if len(parts) == 1:
+        return parts[0]
     if not parts:
-        nothing = np.empty(0, np.int64)
-        return Columns(nothing, nothing, nothing, nothing, nothing, nothing, np.empty(0, np.float64))
-    return Columns(*(np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(Columns)))
+        return empty()
+    names, writers = Table(), Table()
+    name = np.concatenate([names.translate(part.names)[part.name] for part in parts])
+    writer = np.concatenate([writers.translate(part.writers)[part.writer] for part in parts])
+    rest = {
+        array: np.concatenate([getattr(part, array) for part in parts])
+        for array in _ARRAYS
+        if array not in ("name", "writer")
+    }
+    return Columns(tuple(names.values), tuple(writers.values), name=name, writer=writer, **rest)
 
 
 class Table:
@@ -57,21 +95,52 @@ class Table:
             self.values.append(value)
         return found
 
+    def translate(self, values: Iterable[str]) -> Indexes:
+        """The indexes of several strings."""
+        return np.fromiter((self.index(value) for value in values), np.int32)
 
-def decode(requests: Iterable[AppendRequest], names: Table, writers: Table) -> Iterator[Columns]:
-    """The points of batches; batches of lines have none."""
+
+def decode(
+    requests: Iterable[AppendRequest],
+    wanted: Callable[[str], bool] | None = None,
+    ranks: frozenset[int] | None = None,
+) -> Iterator[Columns]:
+    """The points of batches, block by block; batches of lines have none.
+
+    Args:
+        wanted: which names; None: all.
+        ranks: which ranks; None: all.
+    """
     for request in requests:
-        points = request.points
-        size = len(points.value)
-        if not size:
+        if not request.HasField("rows") or (ranks is not None and request.rows.rank not in ranks):
             continue
-        local = np.array([names.index(name) for name in points.names], np.int64)
-        yield Columns(
-            name=local[np.fromiter(points.name, np.int64, size)],
-            writer=np.full(size, writers.index(request.writer_id), np.int64),
-            rank=np.full(size, points.rank, np.int64),
-            seq=np.arange(request.first_seq, request.first_seq + size, dtype=np.int64),
-            step=np.fromiter(points.step, np.int64, size),
-            time_ns=np.fromiter(points.time_ns, np.int64, size),
-            value=np.fromiter(points.value, np.float64, size),
-        )
+        for block in request.rows.blocks:
+            chosen = [i for i, name in enumerate(block.names) if wanted is None or wanted(name)]
+            if chosen:
+                yield _columns(request, block, chosen)
+
+
+def _columns(request: AppendRequest, block: Block, chosen: list[int]) -> Columns:
+    step, time_ns, row, value = arrays(block)
+    rows, series = len(step), len(chosen)
+    names = Table()
+    size = rows * series
+    return Columns(
+        name=np.repeat(names.translate(block.names[index] for index in chosen), rows),
+        names=tuple(names.values),
+        writers=(request.writer_id,),
+        rank=np.full(size, request.rows.rank, np.int32),
+        writer=np.zeros(size, np.int32),
+        row=np.tile(row.astype(np.int64) + request.first_seq, series),
+        step=np.tile(step, series),
+        time_ns=np.tile(time_ns, series),
+        value=(value if series == len(block.names) else value[chosen]).ravel(),
+    )
+
+
+def arrays(block: Block) -> tuple[Ints, Ints, NDArray[np.uint32], Floats]:
+    """Views of a block's columns: step (k), time_ns (k), row (k), value (n, k)."""
+    step = np.frombuffer(block.step, "<i8")
+    row = np.frombuffer(block.row, "<u4") if block.row else np.arange(len(step), dtype=np.uint32)
+    value = np.frombuffer(block.value, "<f8").reshape(len(block.names), len(step))
+    return step, np.frombuffer(block.time_ns, "<i8"), row, value
