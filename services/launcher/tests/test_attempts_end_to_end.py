@@ -62,7 +62,7 @@ async def test_a_start_that_comes_after_the_end_starts_nothing(yard: Yard, tmp_p
     yard.send_launch(attempt)
     await yard.scheduler.ended(attempt)
     yard.send_launch(attempt)
-    # Whether the launcher still knows the attempt, and asks nobody, or asks and hears that it is over: neither starts it.
+    # The launcher still knows the attempt and asks nobody, or asks and hears that it is over: neither starts it.
     later = yard.assign(python("pass"))
     yard.send_launch(later)
     await yard.scheduler.ended(later)
