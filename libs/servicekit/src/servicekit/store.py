@@ -3,6 +3,9 @@
 Closures handed to `write` queue up; the writer thread runs all that wait in one transaction, each in a savepoint of its
 own, commits once, and only then resolves their futures. Whoever awaits a write has it on disk. One fsync serves all
 came together, which is what makes thousands of small writes a second possible on SQLite with `synchronous=FULL`.
+
+The same holds on PostgreSQL, where `servicekit.writership` sees to it that there is one writer. A database that went
+away fails the calls of that time and no later ones.
 """
 
 from __future__ import annotations
@@ -10,16 +13,18 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy
 from sqlalchemy import event
-from sqlmodel import Session
+from sqlmodel import Session, SQLModel
 
-from servicekit.errors import InvalidArgument, ResourceExhausted, Unavailable
+from servicekit.errors import InvalidArgument, ResourceExhausted, ServiceError, Unavailable
+from servicekit.writership import FileWritership, PostgresWritership, Writership
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
@@ -28,16 +33,20 @@ T = TypeVar("T")
 
 _MAX_WAITING = 20_000
 _MAX_GROUP = 256
+STATEMENT_TIMEOUT_S = 30
+_POSTGRES_OPTIONS = f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c idle_in_transaction_session_timeout=60s"
 
 _Write = tuple[Callable[[Session], Any], "Future[Any]"]
 
 
 def _engine(url: str) -> Engine:
-    if not url.startswith("sqlite"):
-        return sqlalchemy.create_engine(url, pool_pre_ping=True, hide_parameters=True)
     # Errors go to logs and callers: they name statements, never the values in them.
-    connect_args = {"check_same_thread": False, "timeout": 30}
-    engine = sqlalchemy.create_engine(url, connect_args=connect_args, hide_parameters=True)
+    if not url.startswith("sqlite"):
+        connect_args: dict[str, object] = {"connect_timeout": 5, "options": _POSTGRES_OPTIONS}
+        return sqlalchemy.create_engine(url, pool_pre_ping=True, hide_parameters=True, connect_args=connect_args)
+    engine = sqlalchemy.create_engine(
+        url, connect_args={"check_same_thread": False, "timeout": 30}, hide_parameters=True
+    )
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _record: Any) -> None:
@@ -60,10 +69,26 @@ class Store:
         url: `sqlite:///path` or `postgresql+psycopg://...`.
         migrations: folder with the service's Alembic environment (`versions/`).
         name: of the service, for thread names and errors.
+        standby: on PostgreSQL, whether `open` waits for as long as another process writes this database. Without, it
+            waits a short while and then refuses; on SQLite it refuses at once.
+        on_superseded: called, on some thread, when another process has taken over the database: this one can write no
+            more. The default asks this process to end.
     """
 
-    def __init__(self, url: str, *, migrations: Path, name: str, readers: int = 4) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        migrations: Path,
+        name: str,
+        readers: int = 4,
+        standby: bool = False,
+        on_superseded: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
+    ) -> None:
         self._url = url
+        self._standby = standby
+        self._on_superseded = on_superseded
+        self._writership: Writership | None = None
         self._migrations = migrations
         self._name = name
         self._engine: Engine | None = None
@@ -73,17 +98,32 @@ class Store:
         self._writer = threading.Thread(target=self._write_loop, name=f"{name}-write", daemon=True)
 
     async def open(self) -> None:
-        """Connects, migrates the schema when its version differs, starts the writer."""
+        """Connects, becomes the database's only writer, migrates its schema when its version differs.
+
+        Raises:
+            RuntimeError: another process writes it, it belongs to another service, or to a newer release.
+            sqlalchemy.exc.OperationalError: it is not reachable.
+        """
         await asyncio.get_running_loop().run_in_executor(self._readers, self._open)
 
     def _open(self) -> None:
         from servicekit.migrate import upgrade
 
-        if self._url.startswith("sqlite:///"):
-            Path(self._url.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._writership = self._make_writership()
+        self._writership.acquire()
         self._engine = _engine(self._url)
         upgrade(self._engine, self._migrations)
         self._writer.start()
+
+    def _make_writership(self) -> Writership:
+        if self._url.startswith("sqlite:///"):
+            database = Path(self._url.removeprefix("sqlite:///"))
+            database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return FileWritership(database, name=self._name)
+        address = sqlalchemy.make_url(self._url).set(drivername="postgresql").render_as_string(hide_password=False)
+        return PostgresWritership(
+            address, name=self._name, standby=self._standby, on_superseded=self._on_superseded
+        )
 
     @property
     def engine(self) -> Engine:
@@ -119,16 +159,18 @@ class Store:
 
         Raises:
             InvalidArgument: it compares with a number or text that no column can hold.
-            Unavailable: the service stops.
+            Unavailable: the database does not answer, or the service stops.
         """
         self._require_open()
 
         def run() -> T:
-            with Session(self.engine) as session:
-                try:
+            try:
+                with Session(self.engine) as session:
                     return query(session)
-                except _UNSTORABLE as error:
-                    raise _unstorable(self._name) from error
+            except _UNSTORABLE as error:
+                raise _unstorable(self._name) from error
+            except _AWAY as error:
+                raise self._away("answer", error) from error
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
@@ -146,6 +188,15 @@ class Store:
         self._readers.shutdown(wait=True)
         if self._engine is not None:
             self._engine.dispose()
+        if self._writership is not None:
+            await loop.run_in_executor(None, self._writership.release)
+
+    def _away(self, what: str, error: BaseException) -> Unavailable:
+        return Unavailable(
+            f"{self._name}: the database did not {what}: {getattr(error, 'orig', None) or error}",
+            reason="StorageFailed",
+            hint="nothing of it is stored; free the disk or bring the database back, then try again",
+        )
 
     def _write_loop(self) -> None:
         while True:
@@ -179,14 +230,12 @@ class Store:
             with self.engine.connect() as raw:
                 connection = raw.execution_options(writer=True)
                 with connection.begin(), Session(connection, join_transaction_mode="rollback_only") as session:
+                    assert self._writership is not None
+                    self._writership.check(connection)
                     for change, future in group:
                         outcomes.append((future, *_run(session, change, self._name)))
         except Exception as error:
-            failure = Unavailable(
-                f"{self._name}: the database did not take the change: {getattr(error, 'orig', None) or error}",
-                reason="StorageFailed",
-                hint="nothing of it is stored; free the disk or bring the database back, then try again",
-            )
+            failure = error if isinstance(error, ServiceError) else self._away("take the change", error)
             for _, future in group:
                 future.set_exception(failure)
             return
@@ -198,6 +247,7 @@ class Store:
 
 
 _UNSTORABLE = (OverflowError, sqlalchemy.exc.DataError)
+_AWAY = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError, sqlalchemy.exc.TimeoutError)
 
 
 def _unstorable(name: str) -> InvalidArgument:
@@ -216,7 +266,7 @@ def _run(session: Session, change: Callable[[Session], Any], name: str) -> tuple
         session.flush()
         savepoint.commit()
         return value, None
-    except sqlalchemy.exc.OperationalError:
+    except _AWAY:
         raise
     except _UNSTORABLE:
         savepoint.rollback()
@@ -224,3 +274,46 @@ def _run(session: Session, change: Callable[[Session], Any], name: str) -> tuple
     except Exception as error:
         savepoint.rollback()
         return None, error
+
+
+def upsert(session: Session, table: type[SQLModel], rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
+    """Inserts rows, or replaces the other columns of those whose `keys` are there already.
+
+    Args:
+        rows: all with the same columns, the keys among them.
+        keys: columns of the primary key or of another unique constraint.
+    """
+    if not rows:
+        return
+    connection = session.connection()
+    # Imported here: a dialect takes long to load, and only one is ever used.
+    insert = import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert
+    statement = insert(table)
+    changed = {column: statement.excluded[column] for column in rows[0] if column not in keys}
+    if changed:
+        connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), rows)
+    else:
+        connection.execute(statement.on_conflict_do_nothing(index_elements=keys), rows)
+
+
+def upsert(session: Session, table: sqlalchemy.Table, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
+    """Inserts rows, or updates those whose key columns are there already. The same on SQLite and PostgreSQL.
+
+    Args:
+        rows: all with the same columns; no two with the same key.
+        keys: the columns of a primary key or unique constraint.
+    """
+    if not rows:
+        return
+    connection = session.connection()
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import insert
+    else:
+        from sqlalchemy.dialects.sqlite import insert  # type: ignore[assignment]
+    statement = insert(table)
+    changes = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+    if changes:
+        statement = statement.on_conflict_do_update(index_elements=list(keys), set_=changes)
+    else:
+        statement = statement.on_conflict_do_nothing(index_elements=list(keys))
+    connection.execute(statement, [dict(row) for row in rows])
