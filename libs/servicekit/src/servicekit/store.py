@@ -15,13 +15,12 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy
 from sqlalchemy import event
-from sqlmodel import Session, SQLModel
+from sqlmodel import Session
 
 from servicekit.errors import InvalidArgument, ResourceExhausted, ServiceError, Unavailable
 from servicekit.writership import FileWritership, PostgresWritership, Writership
@@ -274,26 +273,6 @@ def _run(session: Session, change: Callable[[Session], Any], name: str) -> tuple
     except Exception as error:
         savepoint.rollback()
         return None, error
-
-
-def upsert(session: Session, table: type[SQLModel], rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
-    """Inserts rows, or replaces the other columns of those whose `keys` are there already.
-
-    Args:
-        rows: all with the same columns, the keys among them.
-        keys: columns of the primary key or of another unique constraint.
-    """
-    if not rows:
-        return
-    connection = session.connection()
-    # Imported here: a dialect takes long to load, and only one is ever used.
-    insert = import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert
-    statement = insert(table)
-    changed = {column: statement.excluded[column] for column in rows[0] if column not in keys}
-    if changed:
-        connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), rows)
-    else:
-        connection.execute(statement.on_conflict_do_nothing(index_elements=keys), rows)
 
 
 def upsert(session: Session, table: sqlalchemy.Table, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
