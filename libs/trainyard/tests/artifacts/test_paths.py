@@ -57,4 +57,4 @@ def test_the_digest_does_not_depend_on_the_order_files_were_named_in():
 def test_nothing_heavy_is_imported():
     code = "import sys, trainyard.artifacts; print(*sys.modules)"
     loaded = set(run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split())
-    assert not loaded & {"pydantic", "typer", "rich", "ruamel", "blake3", "fastcdc", "pathspec", "numpy"}
+    assert not loaded & {"pydantic", "typer", "rich", "ruamel", "blake3", "pyfastcdc", "pathspec", "numpy"}

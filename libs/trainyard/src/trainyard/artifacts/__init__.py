@@ -3,6 +3,7 @@
 Used by the command line and by the agent inside of jobs; neither pydantic nor anything of the terminal is imported.
 """
 
+from trainyard.artifacts.calls import FRUGAL, FULL, Pace
 from trainyard.artifacts.download import download
 from trainyard.artifacts.errors import (
     ArtifactError,
@@ -14,13 +15,17 @@ from trainyard.artifacts.errors import (
     UnsafePath,
 )
 from trainyard.artifacts.packing import pack_code
-from trainyard.artifacts.upload import describe, send, upload, upload_part
+from trainyard.artifacts.upload import Sent, describe, send, upload, upload_part
 
 __all__ = [
+    "FRUGAL",
+    "FULL",
     "ArtifactError",
     "BadManifest",
     "Damaged",
     "FileChanged",
+    "Pace",
+    "Sent",
     "TargetExists",
     "TreeTooLarge",
     "UnsafePath",

@@ -1,78 +1,46 @@
-"""Files into chunks: cut where the content says so (FastCDC), named by BLAKE3.
+"""Where content-defined chunks end (FastCDC 2020).
 
-Because cuts depend on content alone, an insertion moves bytes but keeps most chunks, and only new ones are sent. Small
-files are one chunk. Files are read, never mapped: a mapped file that shrinks kills its reader.
+Because cuts depend on content alone, an insertion moves bytes but keeps most chunks, and only new ones are sent. A cut
+depends on nothing before its chunk's start, and on at most `MAX_BYTES` after it.
+
+The sizes are a compromise: small chunks find more that is equal, large ones cost less each. Random runs of 1 MiB that
+change 5 % of a file touch 7 % of it in chunks of these sizes (10 % at twice the size), and the bytes below the smallest
+size, half of all, are skipped without being looked at.
 """
 
 from __future__ import annotations
 
-import stat
-from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING
 
-from trainyard_protos.v1 import artifacts_pb2 as pb
+if TYPE_CHECKING:
+    from pyfastcdc import FastCDC
 
-from trainyard.artifacts.errors import FileChanged, UnsafePath
-
-MIN_BYTES = 256 * 1024
-AVERAGE_BYTES = 1024 * 1024
-MAX_BYTES = 4 * 1024 * 1024
-_WINDOW_BYTES = 2 * MAX_BYTES
+MIN_BYTES = 192 * 1024
+AVERAGE_BYTES = 256 * 1024  # the parameter of the algorithm; chunks of random content are 360 KiB on average
+MAX_BYTES = 1024 * 1024
 
 
-def split(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where content-defined chunks lie in `data`: (offset, size) of each."""
-    from fastcdc.fastcdc_cy import fastcdc_cy
+class Cutter:
+    """Finds the ends of chunks. Not for several threads at once."""
 
-    for cut in fastcdc_cy(data, MIN_BYTES, AVERAGE_BYTES, MAX_BYTES):
-        yield cut.offset, cut.length
+    def __init__(self) -> None:
+        self._algorithm = _algorithm()
 
+    def sizes(self, content: memoryview, *, final: bool) -> list[int]:
+        """The sizes of the chunks at the beginning of `content` that no further byte can change.
 
-def read_chunks(file: BinaryIO) -> Iterator[bytes]:
-    """The chunks of a file, in order. The same content gives the same chunks, however it is read."""
-    buffer = b""
-    while True:
-        fresh = file.read(_WINDOW_BYTES - len(buffer))
-        buffer += fresh
-        if not buffer:
-            return
-        taken = 0
-        for offset, size in split(buffer) if len(buffer) > MIN_BYTES else ((0, len(buffer)),):
-            # A cut is final once a whole chunk's worth of content was there to decide it, or the file is over.
-            if fresh and len(buffer) - offset < MAX_BYTES:
-                break
-            yield buffer[offset : offset + size]
-            taken = offset + size
-        buffer = buffer[taken:]
+        Args:
+            content: of a file, from the beginning of a chunk on.
+            final: the file ends there.
+        """
+        found = [chunk.length for chunk in self._algorithm.cut_buf(content)]
+        # The last one may end only because the content does.
+        if found and not final and found[-1] < MAX_BYTES:
+            found.pop()
+        return found
 
 
-def describe(root: Path, path: str) -> pb.File:
-    """The manifest entry of one file or link below `root`.
+def _algorithm() -> FastCDC:
+    from pyfastcdc import FastCDC
 
-    Raises:
-        UnsafePath: it is neither a regular file nor a link.
-        FileChanged: it changed while it was read.
-    """
-    full = root / path
-    status = full.lstat()
-    if stat.S_ISLNK(status.st_mode):
-        return pb.File(path=path, mode=0o777, symlink=str(full.readlink()))
-    if not stat.S_ISREG(status.st_mode):
-        raise UnsafePath(f"{full} is not a regular file", hint="leave sockets, pipes and devices out")
-    refs = list(_hash_chunks(full))
-    after = full.stat()
-    size = sum(ref.size for ref in refs)
-    if (status.st_size, status.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size != status.st_size:
-        raise FileChanged(
-            f"{full} changed while it was read", hint="write to a temporary name and rename it when complete"
-        )
-    return pb.File(path=path, size=size, mode=stat.S_IMODE(status.st_mode) & 0o777, chunks=refs)
-
-
-def _hash_chunks(path: Path) -> Iterator[pb.ChunkRef]:
-    from blake3 import blake3
-
-    with path.open("rb", buffering=0) as file:
-        for chunk in read_chunks(file):
-            yield pb.ChunkRef(hash=blake3(chunk).digest(), size=len(chunk))
+    return FastCDC(AVERAGE_BYTES, min_size=MIN_BYTES, max_size=MAX_BYTES, normalized_chunking=1)

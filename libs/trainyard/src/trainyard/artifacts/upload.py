@@ -1,46 +1,52 @@
-"""Sending a tree: describe it, ask which chunks are missing, send those, commit.
+"""Storing a tree as a version: read, cut, hash and send at once, then commit.
 
-Chunks persist as they arrive, so an upload that was cut goes on where it stopped: call it again.
+An upload that was cut goes on where it stopped: call it again. What the store has is not sent again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+import functools
+import uuid
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import grpc
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
-from trainyard.artifacts import chunking, manifest
-from trainyard.artifacts.errors import FileChanged, UnsafePath
-from trainyard.artifacts.parallel import each
+from trainyard.artifacts import manifest
+from trainyard.artifacts.calls import CALL_TIMEOUT_S, CHUNK_MISSING, FULL, Pace, patiently, reason
+from trainyard.artifacts.errors import UnsafePath
+from trainyard.artifacts.pages import Page
 from trainyard.artifacts.paths import check_path
+from trainyard.artifacts.sender import Progress, read_pages, send_files
 from trainyard.artifacts.walk import every_file
 
 if TYPE_CHECKING:
     from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceAsyncStub
 
-CALL_TIMEOUT_S = 60.0
-PUT_TIMEOUT_S = 300.0
-_PUT_BYTES = 16 * 1024 * 1024  # one PutChunks call: what an interrupted upload sends again at most, per stream
-_PUT_CHUNKS = 256
-_PUT_STREAMS = 2
-_HASHES_PER_CALL = 10_000
-_THREADS = 4
+Answer = TypeVar("Answer")
+
+_COMMITS = 2  # chunks may be swept when an upload takes longer than the store's grace: then they are sent again
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
-    """A chunk and where its bytes are."""
+class Sent:
+    """A tree whose chunks are in the store.
 
-    hash: bytes
-    file: Path
-    offset: int
-    size: int
+    Attributes:
+        manifest: what to commit.
+        bytes: that had to be sent; the store had the others.
+    """
+
+    manifest: pb.Manifest
+    bytes: int
+
+
+def ignore(done: int) -> None:
+    """The progress of somebody who does not look."""
 
 
 async def upload(
@@ -57,6 +63,9 @@ async def upload(
     checkpoint: pb.CheckpointInfo | None = None,
     labels: Mapping[str, str] | None = None,
     inputs: Iterable[str] = (),
+    metrics: Mapping[str, float] | None = None,
+    pace: Pace = FULL,
+    progress: Progress = ignore,
 ) -> pb.Version:
     """Stores files below `root` as a new version of artifact `name`.
 
@@ -65,24 +74,33 @@ async def upload(
         kind: "code", "checkpoint", "output" or "data".
         aliases: names that move to the new version, beside "latest".
         idempotency_key: the same key gives the same version.
+        inputs: ids of the versions that it was made from.
+        metrics: what retention by the best one looks at.
+        progress: told how many more bytes are stored, as they are.
 
     Raises:
         UnsafePath, BadManifest, FileChanged: see `trainyard.artifacts.errors`.
-        grpc.aio.AioRpcError: the store refused it, or cannot be reached.
+        OSError: a file is gone or cannot be read.
+        grpc.aio.AioRpcError: the store refused it, or stayed away.
     """
     request = pb.CommitRequest(
         workspace=workspace,
         name=name,
         kind=kind,
         aliases=aliases,
-        idempotency_key=idempotency_key,
+        idempotency_key=idempotency_key or f"upload/{uuid.uuid4()}",  # a commit whose answer was lost is asked again
         producer=producer,
         checkpoint=checkpoint,
         labels=labels or {},
         inputs=inputs,
+        metrics=metrics or {},
     )
-    await _store(stub, root, paths, request)
-    return await stub.Commit(request, timeout=CALL_TIMEOUT_S)
+
+    async def commit(tree: pb.Manifest) -> pb.Version:
+        request.manifest.CopyFrom(tree)
+        return await stub.Commit(request, timeout=CALL_TIMEOUT_S)
+
+    return await _store(stub, workspace, root, paths, commit, pace, progress)
 
 
 async def upload_part(
@@ -98,6 +116,7 @@ async def upload_part(
     idempotency_key: str,
     producer: pb.Producer | None = None,
     checkpoint: pb.CheckpointInfo | None = None,
+    pace: Pace = FULL,
 ) -> pb.Version | None:
     """Stores one node's files of a version that `parts` nodes make together under the same `idempotency_key`.
 
@@ -107,112 +126,87 @@ async def upload_part(
     Raises:
         as `upload`.
     """
-    request = pb.CommitRequest(
-        workspace=workspace,
-        name=name,
-        kind=kind,
-        idempotency_key=idempotency_key,
-        producer=producer,
-        checkpoint=checkpoint,
+    request = pb.CommitPartRequest(
+        commit=pb.CommitRequest(
+            workspace=workspace,
+            name=name,
+            kind=kind,
+            idempotency_key=idempotency_key,
+            producer=producer,
+            checkpoint=checkpoint,
+        ),
+        part=part,
+        parts=parts,
     )
-    await _store(stub, root, paths, request)
-    response = await stub.CommitPart(
-        pb.CommitPartRequest(commit=request, part=part, parts=parts), timeout=CALL_TIMEOUT_S
-    )
+
+    async def commit(tree: pb.Manifest) -> pb.CommitPartResponse:
+        request.commit.manifest.CopyFrom(tree)
+        return await stub.CommitPart(request, timeout=CALL_TIMEOUT_S)
+
+    response = await _store(stub, workspace, root, paths, commit, pace, ignore)
     return response.version if response.HasField("version") else None
 
 
 async def _store(
-    stub: ArtifactServiceAsyncStub, root: Path, paths: Iterable[Path] | None, request: pb.CommitRequest
-) -> None:
-    tree = await describe(root, paths)
-    await send(stub, request.workspace, root, tree)
-    request.manifest.CopyFrom(tree)
+    stub: ArtifactServiceAsyncStub,
+    workspace: str,
+    root: Path,
+    paths: Iterable[Path] | None,
+    commit: Callable[[pb.Manifest], Awaitable[Answer]],
+    pace: Pace,
+    progress: Progress,
+) -> Answer:
+    chosen = None if paths is None else list(paths)
+    left = _COMMITS
+    while True:
+        sent = await send(stub, workspace, root, chosen, pace=pace, progress=progress)
+        left -= 1
+        try:
+            return await patiently(functools.partial(commit, sent.manifest), pace.patience_s)
+        except grpc.aio.AioRpcError as error:
+            if not left or reason(error) != CHUNK_MISSING:
+                raise
+            progress = ignore  # everything was counted
+
+
+async def send(
+    stub: ArtifactServiceAsyncStub,
+    workspace: str,
+    root: Path,
+    paths: Iterable[Path] | None = None,
+    *,
+    pace: Pace = FULL,
+    progress: Progress = ignore,
+) -> Sent:
+    """Sends the chunks of files below `root` that the workspace lacks, without making a version.
+
+    Raises:
+        as `upload`.
+    """
+    names = await _names(root, paths)
+    files, sent_bytes = await send_files(stub, workspace, root, names, pace, progress)
+    return Sent(await asyncio.to_thread(manifest.make, files), sent_bytes)
 
 
 async def describe(root: Path, paths: Iterable[Path] | None = None) -> pb.Manifest:
-    """The manifest of files below `root`, hashed in threads.
+    """The manifest of files below `root`, without sending anything.
 
     Raises:
-        UnsafePath: a path is not below `root`, or is not one a tree may hold.
-        FileChanged: a file changed while it was read.
+        as `upload`.
     """
-    loop = asyncio.get_running_loop()
-    chosen = await asyncio.to_thread(every_file, root) if paths is None else list(paths)
-    names = [_relative(root, path) for path in chosen]
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="hash") as pool:
-        files = await loop.run_in_executor(
-            None, lambda: list(pool.map(lambda name: chunking.describe(root, name), names))
-        )
-    return manifest.make(files)
+
+    async def drop(page: Page) -> None:
+        del page
+
+    files = await read_pages(root, await _names(root, paths), FULL, drop)
+    return await asyncio.to_thread(manifest.make, files)
 
 
-async def send(stub: ArtifactServiceAsyncStub, workspace: str, root: Path, tree: pb.Manifest) -> int:
-    """Sends the chunks of `tree` that the workspace lacks; returns how many bytes that were.
+async def _names(root: Path, paths: Iterable[Path] | None) -> list[str]:
+    def names() -> list[str]:
+        return [_relative(root, path) for path in (every_file(root) if paths is None else paths)]
 
-    Raises:
-        FileChanged: a file is no longer what the manifest says.
-        grpc.aio.AioRpcError: the store refused them, or cannot be reached.
-    """
-    places = {
-        chunk.hash: _Piece(chunk.hash, root / file.path, offset, chunk.size)
-        for file, offset, chunk in manifest.chunks(tree)
-    }
-    missing = [places[found] async for found in _missing(stub, workspace, list(places))]
-    await each(_portions(missing), lambda pieces: _put(stub, workspace, pieces), limit=_PUT_STREAMS)
-    return sum(piece.size for piece in missing)
-
-
-async def _missing(stub: ArtifactServiceAsyncStub, workspace: str, hashes: list[bytes]) -> AsyncIterator[bytes]:
-    remaining = iter(hashes)
-    while portion := list(islice(remaining, _HASHES_PER_CALL)):
-        request = pb.FindMissingRequest(workspace=workspace, hashes=portion)
-        for found in (await stub.FindMissing(request, timeout=CALL_TIMEOUT_S)).hashes:
-            yield found
-
-
-def _portions(pieces: list[_Piece]) -> Iterator[list[_Piece]]:
-    portion: list[_Piece] = []
-    size = 0
-    for piece in pieces:
-        if portion and (size + piece.size > _PUT_BYTES or len(portion) == _PUT_CHUNKS):
-            yield portion
-            portion, size = [], 0
-        portion.append(piece)
-        size += piece.size
-    if portion:
-        yield portion
-
-
-async def _put(stub: ArtifactServiceAsyncStub, workspace: str, pieces: list[_Piece]) -> None:
-    failures: list[Exception] = []
-
-    async def messages() -> AsyncIterator[pb.Chunk]:
-        # gRPC turns an exception in here into a bare cancellation, so it is kept and raised below.
-        for index, piece in enumerate(pieces):
-            try:
-                data = await asyncio.to_thread(_read, piece)
-            except (FileChanged, OSError) as error:
-                failures.append(error)
-                return
-            yield pb.Chunk(hash=piece.hash, data=data, workspace="" if index else workspace)
-
-    await stub.PutChunks(messages(), timeout=PUT_TIMEOUT_S)
-    if failures:
-        raise failures[0]
-
-
-def _read(piece: _Piece) -> bytes:
-    from blake3 import blake3
-
-    with piece.file.open("rb") as file:
-        file.seek(piece.offset)
-        data = file.read(piece.size)
-    if blake3(data).digest() != piece.hash:
-        raise FileChanged(
-            f"{piece.file} changed while it was sent", hint="write to a temporary name and rename it when complete"
-        )
-    return data
+    return await asyncio.to_thread(names)
 
 
 def _relative(root: Path, path: Path) -> str:
