@@ -96,9 +96,9 @@ class Postgres(Server):
             for path in (self.folder, self._password_file):
                 shutil.chown(path, user)
         initdb = self._program.beside("initdb")
-        command = [initdb.path, "-D", self._data, "-U", "trainyard", "-A", "scram-sha-256", "-E", "UTF8", "--no-sync"]
+        options = "-U trainyard -A scram-sha-256 -E UTF8 --locale=C.UTF-8 --no-sync"
         done = subprocess.run(
-            [*command, "--locale=C.UTF-8", f"--pwfile={self._password_file}"],
+            [str(initdb.path), "-D", str(self._data), *options.split(), f"--pwfile={self._password_file}"],
             env=os.environ | initdb.environ(),
             cwd=self.folder,
             user=user,

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -19,6 +20,7 @@ from scripts.testbed.databases import Postgres, Redis
 from scripts.testbed.server import Server
 from scripts.testbed.storage import S3, Bucket
 
+S = TypeVar("S", bound=Server)
 _numbers = itertools.count()
 _REDIS_DATABASES = 16
 
@@ -47,7 +49,7 @@ def _s3(server_folder: Path) -> Iterator[S3]:
     yield from _run(S3(server_folder / "s3"))
 
 
-def _run(server: Server) -> Iterator[Server]:
+def _run(server: S) -> Iterator[S]:
     try:
         server.start()
         yield server
@@ -56,7 +58,7 @@ def _run(server: Server) -> Iterator[Server]:
         server.kill()
 
 
-def _brought_back(server: Server) -> Iterator[Server]:
+def _brought_back(server: S) -> Iterator[S]:
     server.start()
     yield server
     server.resume()

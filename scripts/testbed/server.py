@@ -14,6 +14,7 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 START_TIMEOUT_S = 60.0
@@ -22,6 +23,8 @@ _LOOK_S = 0.02
 _PORTS = range(20_000, 32_000)  # below those the kernel gives to outgoing connections
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
+# To the kernel a process's parent is the thread that made it: this one lives as long as the process.
+_spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
 
 
 def free_port() -> int:
@@ -75,7 +78,7 @@ class Server(ABC):
         """Whom it runs as; None for whoever runs this."""
         return None
 
-    def prepare(self) -> None:
+    def prepare(self) -> None:  # noqa: B027 (most need nothing)
         """Makes what it needs before its first start."""
 
     def ready(self) -> bool:
@@ -106,7 +109,8 @@ class Server(ABC):
         self.folder.mkdir(parents=True, exist_ok=True)
         self.prepare()
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            self.process = _spawner.submit(
+                subprocess.Popen,
                 self.command(),
                 env=os.environ | dict(self.environ()),
                 cwd=self.folder,
@@ -117,7 +121,7 @@ class Server(ABC):
                 extra_groups=[] if self.user() else None,
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
-            )
+            ).result()
 
     def wait_ready(self) -> None:
         """Returns when it serves.

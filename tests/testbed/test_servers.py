@@ -7,8 +7,8 @@ import psutil
 import psycopg
 import pytest
 import redis
-from scripts.testbed.server import Server, free_port
 
+from scripts.testbed.server import Server, free_port
 from tests.conftest import wait_until
 
 

@@ -6,6 +6,8 @@ up-to-date database stays fast.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +54,14 @@ def upgrade(engine: Engine, migrations: Path) -> None:
     _run_alembic(engine, migrations, newest)
 
 
+@contextmanager
+def _unhurried(connection: Connection) -> Iterator[None]:
+    """A change of a large table may take longer than a statement of a service."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+    yield
+
+
 def _run_alembic(engine: Engine, migrations: Path, newest: str) -> None:
     from alembic.config import Config
     from alembic.runtime.environment import EnvironmentContext
@@ -64,6 +74,7 @@ def _run_alembic(engine: Engine, migrations: Path, newest: str) -> None:
         connection = raw.execution_options(writer=True)
         with (
             connection.begin(),
+            _unhurried(connection),
             EnvironmentContext(
                 config, script, fn=lambda revision, _: script._upgrade_revs(newest, revision)
             ) as environment,

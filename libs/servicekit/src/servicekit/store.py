@@ -11,7 +11,9 @@ away fails the calls of that time and no later ones.
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,7 +44,9 @@ def _engine(url: str) -> Engine:
     # Errors go to logs and callers: they name statements, never the values in them.
     if not url.startswith("sqlite"):
         connect_args: dict[str, object] = {"connect_timeout": 5, "options": _POSTGRES_OPTIONS}
-        return sqlalchemy.create_engine(url, pool_pre_ping=True, hide_parameters=True, connect_args=connect_args)
+        engine = sqlalchemy.create_engine(url, pool_pre_ping=True, hide_parameters=True, connect_args=connect_args)
+        event.listen(engine, "handle_error", _hide_details)
+        return engine
     engine = sqlalchemy.create_engine(
         url, connect_args={"check_same_thread": False, "timeout": 30}, hide_parameters=True
     )
@@ -59,6 +63,13 @@ def _engine(url: str) -> Engine:
         connection.exec_driver_sql(f"BEGIN {mode}")
 
     return engine
+
+
+def _hide_details(context: sqlalchemy.engine.ExceptionContext) -> None:
+    """PostgreSQL repeats the values of a row that it refuses, in lines after the first."""
+    for error in (context.original_exception, context.sqlalchemy_exception):
+        if error is not None and error.args:
+            error.args = (str(error.args[0]).partition("\nDETAIL:")[0], *error.args[1:])
 
 
 class Store:
@@ -106,10 +117,17 @@ class Store:
         await asyncio.get_running_loop().run_in_executor(self._readers, self._open)
 
     def _open(self) -> None:
+        self._writership = self._make_writership()
+        try:
+            self._writership.acquire()
+            self._connect()
+        except BaseException:
+            self._writership.release()
+            raise
+
+    def _connect(self) -> None:
         from servicekit.migrate import upgrade
 
-        self._writership = self._make_writership()
-        self._writership.acquire()
         self._engine = _engine(self._url)
         upgrade(self._engine, self._migrations)
         self._writer.start()
@@ -120,9 +138,7 @@ class Store:
             database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             return FileWritership(database, name=self._name)
         address = sqlalchemy.make_url(self._url).set(drivername="postgresql").render_as_string(hide_password=False)
-        return PostgresWritership(
-            address, name=self._name, standby=self._standby, on_superseded=self._on_superseded
-        )
+        return PostgresWritership(address, name=self._name, standby=self._standby, on_superseded=self._on_superseded)
 
     @property
     def engine(self) -> Engine:
@@ -169,7 +185,7 @@ class Store:
             except _UNSTORABLE as error:
                 raise _unstorable(self._name) from error
             except _AWAY as error:
-                raise self._away("answer", error) from error
+                raise _away(self._name, error) from error
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
 
@@ -189,13 +205,6 @@ class Store:
             self._engine.dispose()
         if self._writership is not None:
             await loop.run_in_executor(None, self._writership.release)
-
-    def _away(self, what: str, error: BaseException) -> Unavailable:
-        return Unavailable(
-            f"{self._name}: the database did not {what}: {getattr(error, 'orig', None) or error}",
-            reason="StorageFailed",
-            hint="nothing of it is stored; free the disk or bring the database back, then try again",
-        )
 
     def _write_loop(self) -> None:
         while True:
@@ -234,7 +243,7 @@ class Store:
                     for change, future in group:
                         outcomes.append((future, *_run(session, change, self._name)))
         except Exception as error:
-            failure = error if isinstance(error, ServiceError) else self._away("take the change", error)
+            failure = error if isinstance(error, ServiceError) else _away(self._name, error)
             for _, future in group:
                 future.set_exception(failure)
             return
@@ -247,6 +256,14 @@ class Store:
 
 _UNSTORABLE = (OverflowError, sqlalchemy.exc.DataError)
 _AWAY = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError, sqlalchemy.exc.TimeoutError)
+
+
+def _away(name: str, error: BaseException) -> Unavailable:
+    return Unavailable(
+        f"{name}: the database did not take the call: {getattr(error, 'orig', None) or error}",
+        reason="StorageFailed",
+        hint="nothing of it is stored; free the disk or bring the database back, then try again",
+    )
 
 
 def _unstorable(name: str) -> InvalidArgument:
@@ -265,8 +282,11 @@ def _run(session: Session, change: Callable[[Session], Any], name: str) -> tuple
         session.flush()
         savepoint.commit()
         return value, None
-    except _AWAY:
-        raise
+    except _AWAY as error:
+        if session.connection().dialect.name == "sqlite" or getattr(error, "connection_invalidated", True):
+            raise
+        savepoint.rollback()  # PostgreSQL is there, and refused this change alone: it took too long, for instance
+        return None, _away(name, error)
     except _UNSTORABLE:
         savepoint.rollback()
         return None, _unstorable(name)
