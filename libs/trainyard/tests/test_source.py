@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from trainyard.source import DIFF_BYTES, git_context, without_credentials
+from trainyard.source import DIFF_BYTES, from_labels, git_context, to_labels, without_credentials
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -238,3 +238,18 @@ def test_a_git_that_takes_too_long_is_ended_and_said_so(
 )
 def test_credentials_never_stay_in_the_url_of_a_remote(url: str, kept: str) -> None:
     assert without_credentials(url) == kept
+
+
+def test_a_context_survives_as_labels_of_an_artifact(repository: Path) -> None:
+    (repository / "train.py").write_text("print(2)\n")
+    context = git_context(repository)
+    labels = to_labels(context, "project-diff@3")
+    assert all(len(name) + len(value) <= 256 for name, value in labels.items())
+    del context["diff"]
+    assert from_labels({**labels, "team": "vision"}) == context | {"diff_artifact": "project-diff@3"}
+
+
+def test_without_a_repository_there_are_no_labels() -> None:
+    assert to_labels({}) == {}
+    assert to_labels({"problem": "git took too long"}) == {}
+    assert from_labels({"team": "vision"}) == {}

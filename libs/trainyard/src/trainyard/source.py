@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -20,6 +20,8 @@ DIFF_BYTES = 256 * 1024
 DIFF_VARIABLE = "TRAINYARD_GIT_DIFF"
 """Environment variable: `off` leaves diffs out of every run's context."""
 _DEADLINE_S = 10.0
+_LABEL = "git."
+_LABEL_LENGTH = 240
 _NAMES = 100
 _ARGUMENT_BYTES = 96 * 1024
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--ignore-submodules=dirty", "--no-relative")
@@ -62,6 +64,30 @@ def git_context(
 def wants_diff() -> bool:
     """Whether diffs are kept: unless the environment says no."""
     return os.environ.get(DIFF_VARIABLE, "").lower() not in ("off", "0", "no", "false")
+
+
+def to_labels(context: Mapping[str, Any], diff: str = "") -> dict[str, str]:
+    """A context as labels of the artifact that the code is packed into.
+
+    Args:
+        context: of `git_context`.
+        diff: reference of the artifact that has the diff; it is too long for a label.
+    """
+    if "commit" not in context:
+        return {}
+    facts = {name: str(context[name]) for name in ("commit", "branch", "remote")}
+    facts |= {"dirty": "yes" if context["dirty"] else "no", "diff": diff}
+    return {f"{_LABEL}{name}": value[:_LABEL_LENGTH] for name, value in facts.items() if value}
+
+
+def from_labels(labels: Mapping[str, str]) -> dict[str, Any]:
+    """The context that `to_labels` put into labels, with the reference of the diff as `diff_artifact`; {} for none."""
+    facts = {name.removeprefix(_LABEL): value for name, value in labels.items() if name.startswith(_LABEL)}
+    if not facts:
+        return {}
+    context: dict[str, Any] = {name: facts.get(name, "") for name in ("commit", "branch", "remote")}
+    context["dirty"] = facts.get("dirty") == "yes"
+    return context | ({"diff_artifact": facts["diff"]} if "diff" in facts else {})
 
 
 def without_credentials(url: str) -> str:

@@ -9,7 +9,7 @@ import platform
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +174,7 @@ class Carriers:
             name=plan.run_name,
             created_ns=time.time_ns(),
             params=plan.spec_json,
-            context=json.dumps(context()),
+            context=json.dumps(context(self._prepared.git if self._prepared else None)),
         )
         if self._prepared is not None:
             run.rewind.checkpoint = self.restored.version_id
@@ -187,14 +187,15 @@ class Carriers:
             self._shipper.update(lambda run: add_facts(run, facts))
 
 
-def context() -> dict[str, Any]:
-    """Where a run happens."""
-    return {
+def context(git: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Where a run happens, and what code it is made of."""
+    where = {
         "host": socket.gethostname(),
         "system": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
     }
+    return where | {"git": git} if git else where
 
 
 def add_facts(run: metrics_pb2.Run, facts: dict[str, Any]) -> None:

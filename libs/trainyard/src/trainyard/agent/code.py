@@ -4,31 +4,49 @@ from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trainyard.agent.failure import NodeFailed
 from trainyard.agent.plan import CodeGit, Plan
 from trainyard.agent.processes import Reaper
 from trainyard.agent.spawn import CannotStart
 from trainyard.agent.store import Refused, Store
+from trainyard.source import from_labels
 
 GIT_TIMEOUT_S = 600.0
 
 
-async def fetch_code(plan: Plan, work: Path, store: Store, reaper: Reaper, log: Path) -> tuple[Path, str]:
-    """Unpacks the job's code below `work`; where the workers run, and the id of the code's version ("" for none).
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The job's code in place.
+
+    Args:
+        root: where the workers run.
+        version_id: of the artifact it came from; "" for none.
+        git: commit, branch, remote, whether it differed from the commit, reference of the diff; {} when not known.
+    """
+
+    root: Path
+    version_id: str = ""
+    git: dict[str, Any] = field(default_factory=dict)
+
+
+async def fetch_code(plan: Plan, work: Path, store: Store, reaper: Reaper, log: Path) -> Code:
+    """Unpacks the job's code below `work`.
 
     Raises:
         NodeFailed: CodeUnavailable.
     """
     if plan.code_artifact:
-        return work, await _unpack(plan.code_artifact, work, store)
+        return await _unpack(plan.code_artifact, work, store)
     if plan.code_git:
-        return await _clone(plan.code_git, work, reaper, log), ""
-    return work, ""
+        return await _clone(plan.code_git, work, reaper, log)
+    return Code(work)
 
 
-async def _unpack(reference: str, work: Path, store: Store) -> str:
+async def _unpack(reference: str, work: Path, store: Store) -> Code:
     from trainyard.artifacts import ArtifactError, download
 
     try:
@@ -37,10 +55,12 @@ async def _unpack(reference: str, work: Path, store: Store) -> str:
         )
     except (Refused, ArtifactError) as error:
         raise NodeFailed("CodeUnavailable", f"code artifact '{reference}': {error}") from error
-    return version.id
+    return Code(work, version.id, from_labels(version.labels))
 
 
-async def _clone(git: CodeGit, work: Path, reaper: Reaper, log: Path) -> Path:
+async def _clone(git: CodeGit, work: Path, reaper: Reaper, log: Path) -> Code:
+    from trainyard.source import git_context, without_credentials
+
     ref = git.ref or "HEAD"
     # Only the commit that is wanted, not the history.
     for command in (
@@ -52,7 +72,8 @@ async def _clone(git: CodeGit, work: Path, reaper: Reaper, log: Path) -> Path:
     root = work / git.path
     if not await asyncio.to_thread(_is_folder_below, root, work):
         raise NodeFailed("CodeUnavailable", f"{git.url} at {ref} has no folder '{git.path}'")
-    return root
+    found = await asyncio.to_thread(git_context, work, diff=False)
+    return Code(root, git=found | {"remote": without_credentials(git.url), "ref": ref})
 
 
 def _is_folder_below(folder: Path, root: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from trainyard.agent.checkpoints import Note
 from trainyard.agent.failure import NodeFailed
@@ -23,6 +24,7 @@ class Prepared:
     python_bin: str = ""
     restored: Restored = FRESH
     made_from: list[str] = field(default_factory=list)  # ids of artifact versions
+    git: dict[str, Any] = field(default_factory=dict)  # where the code comes from
 
 
 def checkpoint_folder(plan: Plan, root: Path) -> Path | None:
@@ -44,8 +46,9 @@ async def prepare(plan: Plan, folder: Path, store: Store, reaper: Reaper, note: 
     from trainyard.agent.transfers import fetch_inputs
 
     log = folder / LOG_FILE
-    root, code_version = await fetch_code(plan, folder / "work", store, reaper, log)
-    prepared = Prepared(root, made_from=[code_version] if code_version else [])
+    code = await fetch_code(plan, folder / "work", store, reaper, log)
+    root = code.root
+    prepared = Prepared(root, made_from=[code.version_id] if code.version_id else [], git=code.git)
     if plan.requirements:
         from trainyard.agent.environment import python_bin
 

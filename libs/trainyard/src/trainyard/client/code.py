@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,9 +13,13 @@ from trainyard.artifacts import ArtifactError, pack_code
 from trainyard.client.connection import Connection
 from trainyard.client.documents import Document
 from trainyard.client.transfer import upload_files
+from trainyard.source import git_context, to_labels
 
 if TYPE_CHECKING:
     from trainyard.spec import TrainingJob
+
+DIFF_FILE = "diff.patch"
+"""The one file of the artifact that has the diff of a job's code; `git apply` takes it."""
 
 
 def resolved(document: Document) -> TrainingJob:
@@ -34,6 +39,9 @@ def resolved(document: Document) -> TrainingJob:
 async def pack(connection: Connection, document: Document, workspace: str) -> str:
     """Stores the folder `code.path` of the document; returns a reference to exactly that version.
 
+    What git knows about the folder goes into the version's labels; the diff of what is packed, which can be long, is an
+    artifact of its own, named in a label.
+
     Raises:
         InvalidSpec: the document is wrong.
         InvalidArgument: the folder is missing, too large, or holds what cannot be stored.
@@ -44,9 +52,23 @@ async def pack(connection: Connection, document: Document, workspace: str) -> st
         raise errors.InvalidArgument("the document has no 'code.path' to pack", reason="NoCode")
     root = document.folder / code.path
     files = await asyncio.to_thread(_files, root, code.exclude)
+    labels = await _source(connection, root, files, workspace, f"{job.metadata.name}-diff")
     name = f"{job.metadata.name}-code"
-    version = await upload_files(connection, root, files, workspace, name, kind="code")
+    version = await upload_files(connection, root, files, workspace, name, kind="code", labels=labels)
     return f"{version.name}@{version.number}"
+
+
+async def _source(
+    connection: Connection, root: Path, files: Sequence[Path], workspace: str, name: str
+) -> dict[str, str]:
+    """Labels that say which commit the folder is at; the diff, if there is one, is stored as artifact `name`."""
+    context = await asyncio.to_thread(git_context, root, paths=[path.as_posix() for path in files])
+    if "diff" not in context:
+        return to_labels(context)
+    with tempfile.TemporaryDirectory() as folder:
+        await asyncio.to_thread((Path(folder) / DIFF_FILE).write_text, context["diff"])
+        diff = await upload_files(connection, Path(folder), [Path(DIFF_FILE)], workspace, name, kind="code")
+    return to_labels(context, f"{diff.name}@{diff.number}")
 
 
 def _files(root: Path, exclude: Sequence[str]) -> list[Path]:
