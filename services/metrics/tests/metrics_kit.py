@@ -62,7 +62,7 @@ class Ingestor:
         return MetricsServiceStub(channel)
 
     def records(self, number):
-        return self.home / "runs" / run_id(number) / "records.log"
+        return self.home / "runs" / run_id(number) / "journal-00000000.log"
 
     def counted(self, name, **labels):
         return self.app.registry.get_sample_value(name, labels)

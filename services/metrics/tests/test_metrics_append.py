@@ -177,7 +177,7 @@ async def test_a_full_disk_is_told_and_what_was_acknowledged_stays(ingestor, mon
     await open_run(ingestor.user())
     await append(ingestor.user(), points([0, 1]))
     with monkeypatch.context() as patch:
-        patch.setattr("trainyard_metrics.journal.os.fdatasync", full_disk)
+        patch.setattr("trainyard_metrics.storage.journal.os.fdatasync", full_disk)
         error = await refused(append(ingestor.user(), points([2], first=2), points([3], first=3)))
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DiskFull")
     assert await position(ingestor.user()) == 2

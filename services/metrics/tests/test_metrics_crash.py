@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from servicekit.auth import bearer_token
 from servicekit.errors import reason_of
 from trainyard.channel import connect
-from trainyard_metrics.journal import Damaged, Journal
+from trainyard_metrics.storage.files import Damaged
+from trainyard_metrics.storage.journal import Journal
 from trainyard_protos.v1 import metrics_pb2 as pb
 from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceStub
 

@@ -7,14 +7,11 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from servicekit.errors import OutOfRange
 from trainyard_metrics.counters import Counters
-from trainyard_metrics.lines import LineFilter, LineSource
-from trainyard_metrics.points import PointCache
 from trainyard_metrics.runlogs import RunLogs
 from trainyard_metrics.settings import Settings
 
 from services.metrics.tests.metrics_kit import lines, points, run_id
 
-EVERYTHING = LineFilter(frozenset(), "", 0)
 sends = st.tuples(st.sampled_from(["points-a", "points-b", "lines-c"]), st.integers(0, 30), st.integers(0, 12))
 actions = st.lists(st.one_of(sends, st.just("wait"), st.just("restart")), max_size=40)
 
@@ -42,13 +39,13 @@ def batch(writer, first, count):
 async def stored(root):
     """Everything a fresh ingestor reads from the files."""
     logs = make(root)
-    cache = PointCache(logs, 10_000)
-    run = await cache.load(run_id(1))
     found = {}
-    for name, seq, value in zip(run.columns.name, run.columns.row, run.columns.value, strict=True):
-        found.setdefault(run.columns.names[name], []).append((int(seq), float(value)))
     async with logs.use(run_id(1)) as log:
-        for line in LineSource.of(log).read(EVERYTHING):
+        snapshot = log.snapshot()
+        points = snapshot.points()
+        for name, row, value in zip(points.name, points.row, points.value, strict=True):
+            found.setdefault(points.names[name], []).append((int(row), float(value)))
+        for line in snapshot.lines():
             writer, number = line.text.split()
             found.setdefault(writer, []).append((int(line.seq), float(number)))
     await logs.close()
@@ -56,7 +53,7 @@ async def stored(root):
 
 
 def make(root):
-    return RunLogs(root, Settings(), Counters(CollectorRegistry()), lambda run: None)
+    return RunLogs(root, Settings(), Counters(CollectorRegistry()), lambda run, requests: None)
 
 
 async def play(root, script):

@@ -42,7 +42,7 @@ class Metrics:
         settings = settings or Settings()
         bells = Bells()
         self._store = Store(database_url, migrations=MIGRATIONS, name=self.name)
-        self._logs = RunLogs(home / "runs", settings, Counters(self.registry), bells.ring)
+        self._logs = RunLogs(home / "runs", settings, Counters(self.registry), lambda run_id, _: bells.ring(run_id))
         self._servicer = MetricsServicer(self._store, self._logs, bells, settings)
 
     def register(self, server: grpc.aio.Server) -> None:

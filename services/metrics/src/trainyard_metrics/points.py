@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from trainyard_metrics.domain.columns import Columns, decode, empty, join
-from trainyard_metrics.runlog import RunLog
+from trainyard_metrics.domain.columns import Columns, empty, join
 from trainyard_metrics.runlogs import RunLogs
+from trainyard_metrics.storage.snapshot import Snapshot
 
 
 @dataclass
@@ -16,12 +17,12 @@ class RunPoints:
     """All points of one run."""
 
     columns: Columns = field(default_factory=empty)
-    frames: int = 0  # of the log's frames with points, how many are decoded
+    positions: Mapping[str, int] = field(default_factory=dict)  # what of each writer is decoded
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class PointCache:
-    """Points by run. Only frames that came since the last query are decoded."""
+    """Points by run. Only what came since the last query is decoded."""
 
     def __init__(self, logs: RunLogs, max_points: int) -> None:
         self._logs = logs
@@ -37,7 +38,7 @@ class PointCache:
         found = self._runs.setdefault(run_id, RunPoints())
         self._runs.move_to_end(run_id)
         async with found.lock, self._logs.use(run_id) as log:
-            await asyncio.to_thread(_extend, found, log, len(log.index.point_frames))
+            await asyncio.to_thread(_extend, found, log.snapshot())
         self._evict(run_id)
         return found
 
@@ -52,13 +53,7 @@ class PointCache:
             total -= len(dropped.columns)
 
 
-def _extend(run: RunPoints, log: RunLog, frames: int) -> None:
-    # The event loop appends to the index meanwhile, beyond `frames`.
-    fresh = [
-        columns
-        for position in range(run.frames, frames)
-        for columns in decode(log.journal.read(log.index.point_frames[position]))
-    ]
-    if fresh:
-        run.columns = join([run.columns, *fresh])
-    run.frames = frames
+def _extend(run: RunPoints, snapshot: Snapshot) -> None:
+    fresh = snapshot.points(after=run.positions)
+    run.columns = join([run.columns, fresh]) if len(fresh) else run.columns
+    run.positions = snapshot.positions

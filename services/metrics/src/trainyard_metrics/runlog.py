@@ -10,42 +10,27 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from typing import TypeVar
 
 from servicekit.errors import InvalidArgument, OutOfRange, ResourceExhausted, ServiceError, Unavailable
 from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
 from trainyard_metrics.counters import Counters
 from trainyard_metrics.domain import batches
-from trainyard_metrics.journal import Journal
 from trainyard_metrics.settings import Settings
+from trainyard_metrics.storage.folder import RunFolder, Segment, State
+from trainyard_metrics.storage.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+_LONG_AGO = -(2**63)
 
-@dataclass
-class Index:
-    """What is in a records file, and where: enough to append and to read without searching."""
 
-    positions: dict[str, int] = field(default_factory=dict)  # writer -> first number that is not stored
-    names: set[str] = field(default_factory=set)
-    point_frames: array[int] = field(default_factory=lambda: array("Q"))
-    line_frames: dict[str, array[int]] = field(default_factory=dict)  # by writer
-
-    def add(self, offset: int, requests: Sequence[AppendRequest]) -> None:
-        """Takes note of a stored frame."""
-        for request in requests:
-            self.positions[request.writer_id] = request.first_seq + batches.count(request)
-            if request.HasField("lines"):
-                frames = self.line_frames.setdefault(request.writer_id, array("Q"))
-            else:
-                self.names.update(name for block in request.rows.blocks for name in block.names)
-                frames = self.point_frames
-            if not frames or frames[-1] != offset:
-                frames.append(offset)
+OnStored = Callable[[str, Sequence[AppendRequest]], None]
+"""Told, in the event loop, of each frame that is durable, before it is acknowledged: the run's id and what is in it."""
 
 
 class RunLog:
@@ -54,23 +39,23 @@ class RunLog:
     def __init__(
         self,
         run_id: str,
-        journal: Journal,
-        index: Index,
+        folder: RunFolder,
+        state: State,
         *,
         settings: Settings,
         counters: Counters,
         executor: Executor,
-        on_stored: Callable[[str], None],
+        on_stored: OnStored,
     ) -> None:
         self.run_id = run_id
-        self.journal = journal
-        self.index = index
+        self.folder = folder
+        self.state = state
+        self.writing = asyncio.Lock()
         self._settings = settings
         self._counters = counters
         self._executor = executor
         self._on_stored = on_stored
-        self._staged = dict(index.positions)
-        self._names = set(index.names)
+        self._forget_staged()
         self._pending: list[tuple[AppendRequest, asyncio.Future[None]]] = []
         self._newest: asyncio.Future[None] | None = None
         self._flusher: asyncio.Task[None] | None = None
@@ -79,7 +64,11 @@ class RunLog:
 
     def position(self, writer_id: str) -> int:
         """The first number of a writer that is not durable."""
-        return self.index.positions.get(writer_id, 0)
+        return self.state.positions.get(writer_id, 0)
+
+    def snapshot(self) -> Snapshot:
+        """What is durable now, to be read in a thread while `RunLogs.use` lasts."""
+        return self.state.snapshot(self.run_id)
 
     def stage(self, request: AppendRequest) -> asyncio.Future[None]:
         """Takes a batch; the future resolves once it, and all before it, are durable.
@@ -104,6 +93,7 @@ class RunLog:
         if not added:
             return self._settled()
         self._refuse_names(request)
+        self._order_lines(request)
         self._staged[request.writer_id] = expected + added
         return self._enqueue(request)
 
@@ -154,6 +144,22 @@ class RunLog:
         self._names.add(name)
         return True
 
+    def _order_lines(self, request: AppendRequest) -> None:
+        # A clock that was set back must not put a line before the one it follows.
+        if not request.HasField("lines"):
+            return
+        latest = self._line_times.get(request.writer_id, _LONG_AGO)
+        for line in request.lines.lines:
+            if line.time_ns < latest:
+                line.time_ns = latest
+            latest = line.time_ns
+        self._line_times[request.writer_id] = latest
+
+    def _forget_staged(self) -> None:
+        self._staged = dict(self.state.positions)
+        self._line_times = dict(self.state.line_times)
+        self._names = set(self.state.names)
+
     def _settled(self) -> asyncio.Future[None]:
         # A repeated batch may be one that is staged, but not durable yet.
         if self._newest is not None and not self._newest.done():
@@ -172,21 +178,40 @@ class RunLog:
         return future
 
     async def _flush(self) -> None:
-        loop = asyncio.get_running_loop()
         while self._pending:
-            group = self._take_group()
-            requests = [request for request, _ in group]
-            before = self.journal.size
-            try:
-                offset = await loop.run_in_executor(self._executor, self.journal.append, requests)
-            except Exception as error:
-                self._fail(group, _translate(error))
-                continue
-            self.index.add(offset, requests)
-            self._count(requests, self.journal.size - before)
+            async with self.writing:
+                group = self._take_group()
+                try:
+                    await self._write([request for request, _ in group])
+                except Exception as error:
+                    self._fail(group, _translate(error))
+                    continue
             for _, future in group:
                 _resolve(future)
-            self._on_stored(self.run_id)
+
+    async def _write(self, requests: Sequence[AppendRequest]) -> None:
+        segment = self.state.segments[-1]
+        if segment.size >= self._settings.max_segment_bytes or segment.frames >= self._settings.max_segment_frames:
+            segment = await self.roll()
+        offset, size = await self.blocking(self.folder.append, requests)
+        self._count(requests, size - segment.size)
+        segment.size = size
+        self.state.add(segment, offset, requests)
+        self._on_stored(self.run_id, requests)
+
+    async def roll(self) -> Segment:
+        """Closes the segment that grows and begins the next. To be called with `writing` held.
+
+        Raises:
+            OSError: the old one goes on.
+        """
+        segment = await self.blocking(self.folder.roll, self.state.segments[-1].number + 1)
+        self.state.segments.append(segment)
+        return segment
+
+    async def blocking(self, function: Callable[..., T], *arguments: object) -> T:
+        """Runs something that touches files."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
 
     def _take_group(self) -> list[tuple[AppendRequest, asyncio.Future[None]]]:
         size = 0
@@ -202,7 +227,7 @@ class RunLog:
     def _fail(self, group: list[tuple[AppendRequest, asyncio.Future[None]]], error: ServiceError) -> None:
         # What was staged behind the failed group counts on it, so it fails as well; writers send it all again.
         failed, self._pending = [*group, *self._pending], []
-        self._staged = dict(self.index.positions)
+        self._forget_staged()
         for _, future in failed:
             if not future.done():
                 future.set_exception(error)

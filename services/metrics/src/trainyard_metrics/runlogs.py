@@ -6,7 +6,7 @@ import asyncio
 import logging
 import shutil
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ from pathlib import Path
 from servicekit.errors import DataLoss, NotFound, ServiceError, Unavailable
 
 from trainyard_metrics.counters import Counters
-from trainyard_metrics.journal import Damaged, Journal
-from trainyard_metrics.runlog import Index, RunLog
+from trainyard_metrics.runlog import OnStored, RunLog
 from trainyard_metrics.settings import Settings
+from trainyard_metrics.storage.files import Damaged
+from trainyard_metrics.storage.folder import RunFolder, State
 
 logger = logging.getLogger(__name__)
 
-RECORDS_FILE = "records.log"
 _TRASH = ".trash-"
 
 
@@ -36,7 +36,7 @@ class RunLogs:
     """One `RunLog` per run, below `root`/<run id>. Run ids are UUIDs: callers check that before."""
 
     def __init__(
-        self, root: Path, settings: Settings, counters: Counters, on_stored: Callable[[str], None], threads: int = 4
+        self, root: Path, settings: Settings, counters: Counters, on_stored: OnStored, threads: int = 4
     ) -> None:
         self._root = root
         self._settings = settings
@@ -66,7 +66,7 @@ class RunLogs:
             if entry.opening.done() and entry.opening.exception() is not None and self._entries.get(run_id) is entry:
                 del self._entries[run_id]
             if entry.finished and not entry.users:
-                entry.opening.result().journal.close()
+                entry.opening.result().folder.close()
             await self._close_idle()
 
     async def discard(self, run_id: str) -> None:
@@ -101,30 +101,24 @@ class RunLogs:
         )
 
     async def _open(self, run_id: str) -> RunLog:
-        journal, index = await asyncio.get_running_loop().run_in_executor(self.executor, self._recover, run_id)
+        folder, state = await asyncio.get_running_loop().run_in_executor(self.executor, self._recover, run_id)
         return RunLog(
             run_id,
-            journal,
-            index,
+            folder,
+            state,
             settings=self._settings,
             counters=self._counters,
             executor=self.executor,
             on_stored=self._on_stored,
         )
 
-    def _recover(self, run_id: str) -> tuple[Journal, Index]:
-        journal = Journal(self._root / run_id / RECORDS_FILE)
-        index = Index()
-        try:
-            for offset, requests in journal.recover():
-                index.add(offset, requests)
-        except BaseException:
-            journal.close()
-            raise
-        if journal.torn:
+    def _recover(self, run_id: str) -> tuple[RunFolder, State]:
+        folder = RunFolder(self._root / run_id)
+        state = folder.open()
+        if state.torn:
             self._counters.torn.inc()
-            logger.warning("unfinished write cut off", extra={"run": run_id, "bytes": journal.torn})
-        return journal, index
+            logger.warning("unfinished write cut off", extra={"run": run_id, "bytes": state.torn})
+        return folder, state
 
     def _remove(self, run_id: str) -> None:
         folder = self._root / run_id
@@ -145,7 +139,7 @@ class RunLogs:
         await log.finish(why)
         entry.finished = True
         if not entry.users:
-            log.journal.close()
+            log.folder.close()
 
 
 def _stopping() -> Unavailable:

@@ -18,6 +18,7 @@ from trainyard_metrics import lines, runs
 from trainyard_metrics.access import check_run_id, own_run, require_reader, require_writer
 from trainyard_metrics.appending import AppendStream
 from trainyard_metrics.bells import Bells
+from trainyard_metrics.domain.lines import LineFilter
 from trainyard_metrics.domain.stitch import Attempt
 from trainyard_metrics.points import PointCache
 from trainyard_metrics.runlogs import RunLogs
@@ -93,12 +94,12 @@ class MetricsServicer(MetricsServiceServicer):
             raise InvalidArgument(
                 f"a tail of {request.tail} lines", reason="BadTail", hint=f"at most {self._settings.max_tail_lines:,}"
             )
-        wanted = lines.LineFilter(frozenset(request.ranks), request.search, request.from_time_ns)
+        wanted = LineFilter(frozenset(request.ranks), request.from_time_ns, request.search)
         rows = await self._store.read(lambda session: runs.of_job(session, workspace, request.job_id))
         chosen = [row for row in rows if request.attempt in (0, row.fence)]
         async with AsyncExitStack() as stack:
             opened = [(row.fence, await stack.enter_async_context(self._logs.use(row.id))) for row in chosen]
-            sources = [(fence, lines.LineSource.of(log)) for fence, log in opened]
+            sources = [(fence, log.snapshot()) for fence, log in opened]
             found = (
                 iter(await asyncio.to_thread(lines.tail, sources, wanted, request.tail))
                 if request.tail

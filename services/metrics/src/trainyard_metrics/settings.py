@@ -18,6 +18,16 @@ class Settings(BaseModel):
     """Batches of one stream that may wait to be stored."""
     max_group_bytes: int = Field(8 * 1024 * 1024, gt=0)
     """What is written with one fsync."""
+    max_waiting_bytes: int = Field(128 * 1024 * 1024, gt=0)
+    """Bytes of all streams together that may wait to be stored."""
+    max_segment_bytes: int = Field(16 * 1024 * 1024, gt=0)
+    """Size at which a run's journal goes on in a new file, and the old one is compacted."""
+    max_segment_frames: int = Field(20_000, gt=0)
+    """Frames after which it does so as well: reading many small ones is slow."""
+    quiet_s: float = Field(60, ge=0)
+    """A run without records for this long is compacted, when it has enough of them."""
+    min_compacted_bytes: int = Field(1024 * 1024, gt=0)
+    """What is enough; smaller runs stay journals."""
     max_names_per_run: int = Field(10_000, gt=0)
     """Names of series; points of further names are kept under the name `trainyard/refused`."""
     max_writers_per_run: int = Field(100_000, gt=0)
@@ -36,3 +46,9 @@ class Settings(BaseModel):
     """The largest tail of logs."""
     watch_interval_s: float = Field(0.2, ge=0)
     """The shortest time between two answers to a watcher."""
+    summary_interval_s: float = Field(1.0, gt=0)
+    """The shortest time between two saves of the summaries of runs that are being written."""
+    summary_quiet_s: float = Field(10.0, gt=0)
+    """After this long without a record a run's summary is final: a crash does not make it anew."""
+    summary_kept_s: float = Field(900.0, gt=0)
+    """How long the summary of a run that nobody writes any more stays in memory."""

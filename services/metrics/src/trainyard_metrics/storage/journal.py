@@ -1,11 +1,11 @@
-"""An append-only file of frames: what was acknowledged stays, what a crash tore is cut off, what is damaged is found.
+"""Append-only files of frames: what was acknowledged stays, what a crash tore is cut off, what is damaged is found.
 
     file   := "TYRECS2\\n" frame*
     frame  := length:u32 crc(payload):u32 crc(length, crc):u32 payload      (little endian, CRC-32 as in zlib)
     payload:= (length:u32 AppendRequest)*
 
 A frame is what was written with one fsync. A crash can tear the last frame alone, because the next is written only
-after the fsync; so a bad frame at the end of the file was never acknowledged, and a bad one before other bytes is
+after the fsync; so a bad frame at the end of the newest file was never acknowledged, and a bad one anywhere else is
 damage.
 """
 
@@ -14,10 +14,12 @@ from __future__ import annotations
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from trainyard_protos.v1.metrics_pb2 import AppendRequest
+
+from trainyard_metrics.storage.files import Damaged, sync_folder, write_all
 
 MAGIC = b"TYRECS2\n"
 _HEADER = struct.Struct("<III")
@@ -25,17 +27,8 @@ _CHECKED = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 
 
-class Damaged(Exception):
-    """Stored bytes are not what was written."""
-
-    def __init__(self, path: Path, offset: int, what: str) -> None:
-        super().__init__(f"{path} is damaged at byte {offset}: {what}")
-        self.path = path
-        self.offset = offset
-
-
 class Journal:
-    """One file. Not for several threads at once, except `read`.
+    """The file that grows. Not for several threads at once.
 
     Attributes:
         size: bytes that are durable.
@@ -67,7 +60,7 @@ class Journal:
                 return
             offset = self.size
             self.size += _HEADER.size + len(payload)
-            yield offset, _unpack(payload)
+            yield offset, unpack(payload)
 
     def append(self, requests: Sequence[AppendRequest]) -> int:
         """Writes one frame, durably; returns its offset. After an error nothing of it is there.
@@ -75,27 +68,16 @@ class Journal:
         Raises:
             OSError: the disk is full, or failed.
         """
-        frame = _frame(requests)
+        frame = make_frame(requests)
         offset = self.size
         try:
-            _write_all(self._descriptor, frame, offset)
+            write_all(self._descriptor, frame, offset)
             os.fdatasync(self._descriptor)
         except OSError:
             os.ftruncate(self._descriptor, offset)
             raise
         self.size += len(frame)
         return offset
-
-    def read(self, offset: int) -> list[AppendRequest]:
-        """The requests of the frame at `offset`, verified.
-
-        Raises:
-            Damaged
-        """
-        payload = self._read_frame(offset)
-        if payload is None:
-            raise Damaged(self.path, offset, "the frame does not match its checksum")
-        return _unpack(payload)
 
     def close(self) -> None:
         """Closes the file."""
@@ -105,36 +87,29 @@ class Journal:
         # The header is written with the first frame's fsync: a short or empty file was never acknowledged.
         if end > len(MAGIC):
             raise Damaged(self.path, 0, "this is not a file of records")
-        _write_all(self._descriptor, MAGIC, 0)
+        write_all(self._descriptor, MAGIC, 0)
         os.fsync(self._descriptor)
         for folder in (self.path.parent, self.path.parent.parent):
-            _sync_folder(folder)
+            sync_folder(folder)
         self.size = len(MAGIC)
 
     def _recover_frame(self, end: int) -> bytes | None:
-        header = os.pread(self._descriptor, _HEADER.size, self.size)
-        if len(header) < _HEADER.size:
-            return None
-        length, _, check = _HEADER.unpack(header)
-        if check != zlib.crc32(header[: _CHECKED.size]):
-            # The file's new length may reach the disk before its content does.
-            if self._only_zeros(self.size + _HEADER.size, end):
+        try:
+            return read_frame(self._descriptor, self.path, self.size)
+        except Damaged:
+            if self._torn_at(self.size, end):
                 return None
-            raise Damaged(self.path, self.size, "the frame's header does not match its checksum")
-        payload = self._read_frame(self.size)
-        if payload is None and self.size + _HEADER.size + length < end:
-            raise Damaged(self.path, self.size, "the frame does not match its checksum")
-        return payload
+            raise
 
-    def _read_frame(self, offset: int) -> bytes | None:
+    def _torn_at(self, offset: int, end: int) -> bool:
         header = os.pread(self._descriptor, _HEADER.size, offset)
         if len(header) < _HEADER.size:
-            return None
-        length, crc, check = _HEADER.unpack(header)
-        if check != zlib.crc32(header[: _CHECKED.size]):
-            return None
-        payload = os.pread(self._descriptor, length, offset + _HEADER.size)
-        return payload if len(payload) == length and zlib.crc32(payload) == crc else None
+            return True
+        length, _, check = _HEADER.unpack(header)
+        if check == zlib.crc32(header[: _CHECKED.size]):
+            return offset + _HEADER.size + int(length) >= end
+        # The file's new length may reach the disk before its content does.
+        return self._only_zeros(offset + _HEADER.size, end)
 
     def _only_zeros(self, offset: int, end: int) -> bool:
         while offset < end:
@@ -147,43 +122,74 @@ class Journal:
     def _cut(self, end: int) -> None:
         self.torn = end - self.size
         tail = os.pread(self._descriptor, self.torn, self.size)
-        self.path.with_name(f"torn-{self.size}.bin").write_bytes(tail)
+        self.path.with_name(f"torn-{self.path.stem}-{self.size}.bin").write_bytes(tail)
         os.ftruncate(self._descriptor, self.size)
         os.fsync(self._descriptor)
 
 
-def _frame(requests: Sequence[AppendRequest]) -> bytes:
+def read_frame(descriptor: int, path: Path, offset: int) -> bytes:
+    """The payload of the frame at `offset`, verified.
+
+    Raises:
+        Damaged
+    """
+    header = os.pread(descriptor, _HEADER.size, offset)
+    if len(header) < _HEADER.size:
+        raise Damaged(path, offset, "the file ends within the header of a frame")
+    length, crc, check = _HEADER.unpack(header)
+    if check != zlib.crc32(header[: _CHECKED.size]):
+        raise Damaged(path, offset, "the frame's header does not match its checksum")
+    payload = os.pread(descriptor, length, offset + _HEADER.size)
+    if len(payload) != length or zlib.crc32(payload) != crc:
+        raise Damaged(path, offset, "the frame does not match its checksum")
+    return payload
+
+
+def frames(path: Path, offsets: Iterable[int] | None = None) -> Iterator[tuple[int, list[AppendRequest]]]:
+    """(offset, requests) of the frames at `offsets`; of every frame without.
+
+    Raises:
+        Damaged: also when the file ends within a frame.
+        FileNotFoundError: the run was removed meanwhile.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for offset in _every(descriptor, path) if offsets is None else offsets:
+            yield offset, unpack(read_frame(descriptor, path, offset))
+    finally:
+        os.close(descriptor)
+
+
+def _every(descriptor: int, path: Path) -> Iterator[int]:
+    end = os.fstat(descriptor).st_size
+    if os.pread(descriptor, len(MAGIC), 0) != MAGIC:
+        raise Damaged(path, 0, "this is not a file of records")
+    offset = len(MAGIC)
+    while offset < end:
+        yield offset
+        (length,) = _LENGTH.unpack(os.pread(descriptor, _LENGTH.size, offset))
+        offset += _HEADER.size + length
+
+
+def make_frame(requests: Sequence[AppendRequest]) -> bytes:
+    """A frame as it is on disk."""
     parts: list[bytes] = []
     for request in requests:
         encoded = request.SerializeToString()
         parts += (_LENGTH.pack(len(encoded)), encoded)
     payload = b"".join(parts)
     checked = _CHECKED.pack(len(payload), zlib.crc32(payload))
-    return checked + _LENGTH.pack(zlib.crc32(checked)) + payload
+    return b"".join((checked, _LENGTH.pack(zlib.crc32(checked)), payload))
 
 
-def _unpack(payload: bytes) -> list[AppendRequest]:
+def unpack(payload: bytes) -> list[AppendRequest]:
+    """The requests in a frame."""
     requests = []
+    view = memoryview(payload)
     offset = 0
     while offset < len(payload):
         (length,) = _LENGTH.unpack_from(payload, offset)
         offset += _LENGTH.size
-        requests.append(AppendRequest.FromString(payload[offset : offset + length]))
+        requests.append(AppendRequest.FromString(view[offset : offset + length]))  # type: ignore[arg-type]
         offset += length
     return requests
-
-
-def _write_all(descriptor: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(descriptor, view, offset)
-        view = view[written:]
-        offset += written
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

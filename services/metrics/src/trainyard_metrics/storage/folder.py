@@ -1,0 +1,206 @@
+"""The folder of one run: opening it after anything that may have happened, appending to it, switching its files.
+
+Everything here blocks. One thread at a time, except that `state` belongs to the event loop.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from trainyard_protos.v1.metrics_pb2 import AppendRequest
+
+from trainyard_metrics.domain import batches
+from trainyard_metrics.storage import manifest as manifests
+from trainyard_metrics.storage.files import (
+    MANIFEST,
+    TEMPORARY,
+    Damaged,
+    HeldFile,
+    is_columns,
+    segment_name,
+    segment_number,
+)
+from trainyard_metrics.storage.journal import Journal, frames
+from trainyard_metrics.storage.manifest import Manifest
+from trainyard_metrics.storage.snapshot import ColumnPart, Offsets, SegmentPart, Snapshot
+
+
+class Segment(HeldFile):
+    """A journal segment and where in it what is.
+
+    Attributes:
+        size: bytes that are durable.
+        frames: how many.
+        points: how many.
+        rows: offsets of frames with rows.
+        lines: by writer, offsets of frames with its lines.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__(folder / segment_name(number))
+        self.number = number
+        self.size = 0
+        self.frames = 0
+        self.points = 0
+        self.rows: array[int] = array("Q")
+        self.lines: dict[str, array[int]] = {}
+
+    def add(self, offset: int, requests: Sequence[AppendRequest]) -> None:
+        """Takes note of a stored frame."""
+        self.frames += 1
+        for request in requests:
+            self.points += batches.count_points(request.rows)
+            offsets = self.lines.setdefault(request.writer_id, array("Q")) if request.HasField("lines") else self.rows
+            if not offsets or offsets[-1] != offset:
+                offsets.append(offset)
+
+    def part(self) -> SegmentPart:
+        """What is in it by now."""
+        return SegmentPart(self, Offsets(self.rows), {writer: Offsets(at) for writer, at in self.lines.items()})
+
+
+@dataclass
+class State:
+    """What is durable of a run."""
+
+    manifest: Manifest
+    files: dict[str, HeldFile]  # of the manifest, by name
+    segments: list[Segment]  # the last one grows
+    positions: dict[str, int]  # writer -> first number that is not stored
+    line_times: dict[str, int]  # writer -> time of its last line
+    names: set[str]  # of series
+    torn: int = field(default=0)  # bytes of unfinished writes that opening cut off
+
+    def add(self, segment: Segment, offset: int, requests: Sequence[AppendRequest]) -> None:
+        """Takes note of a stored frame."""
+        segment.add(offset, requests)
+        for request in requests:
+            self.positions[request.writer_id] = request.first_seq + batches.count(request)
+            if request.HasField("lines"):
+                self.line_times[request.writer_id] = request.lines.lines[-1].time_ns
+            else:
+                self.names.update(name for block in request.rows.blocks for name in block.names)
+
+    def snapshot(self, run_id: str) -> Snapshot:
+        """What is durable now."""
+        files = tuple(ColumnPart(self.files[file.name], file) for file in self.manifest.files)
+        segments = tuple(segment.part() for segment in self.segments)
+        count = sum(segment.points for segment in self.segments)
+        count += sum(file.rows for file in self.manifest.of_kind("points"))
+        return Snapshot(run_id, dict(self.positions), frozenset(self.names), count, files, segments)
+
+
+class RunFolder:
+    """One run's files, open."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._journal: Journal | None = None
+
+    def open(self) -> State:
+        """Finds out what is stored; removes what a crash left over.
+
+        Raises:
+            Damaged: something that was acknowledged is not there, or not what was written.
+            OSError
+        """
+        manifest = manifests.load(self.path)
+        found = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
+        numbers = _live_segments(self.path, manifest, found)
+        self._tidy(manifest, found)
+        state = State(
+            manifest,
+            {file.name: HeldFile(self.path / file.name) for file in manifest.files},
+            [],
+            dict(manifest.positions),
+            dict(manifest.line_times),
+            set(manifest.names),
+        )
+        try:
+            for number in numbers:
+                self._recover(state, Segment(self.path, number), newest=number == numbers[-1])
+        except BaseException:
+            self.close()
+            raise
+        return state
+
+    def append(self, requests: Sequence[AppendRequest]) -> tuple[int, int]:
+        """Writes a frame durably; returns its offset, and the size of the segment behind it.
+
+        Raises:
+            OSError: nothing of it is there.
+        """
+        assert self._journal is not None, "the folder is open"
+        return self._journal.append(requests), self._journal.size
+
+    def roll(self, number: int) -> Segment:
+        """Begins a new segment.
+
+        Raises:
+            OSError: the old one goes on.
+        """
+        segment = Segment(self.path, number)
+        journal = Journal(segment.path)
+        try:
+            list(journal.recover())
+        except BaseException:
+            journal.close()
+            raise
+        self.close()
+        self._journal = journal
+        segment.size = journal.size
+        return segment
+
+    def switch(self, manifest: Manifest) -> None:
+        """Makes other files count, from now on, also after a crash.
+
+        Raises:
+            OSError: the old ones count.
+        """
+        manifests.store(self.path, manifest)
+
+    def close(self) -> None:
+        """Closes what is open."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+    def _recover(self, state: State, segment: Segment, *, newest: bool) -> None:
+        if not newest:
+            for offset, requests in frames(segment.path):
+                state.add(segment, offset, requests)
+            segment.size = segment.path.stat().st_size
+        else:
+            self._journal = Journal(segment.path)
+            for offset, requests in self._journal.recover():
+                state.add(segment, offset, requests)
+            segment.size = self._journal.size
+            state.torn = self._journal.torn
+        state.segments.append(segment)
+
+    def _tidy(self, manifest: Manifest, found: set[str]) -> None:
+        known = {file.name for file in manifest.files}
+        for name in sorted(found):
+            number = segment_number(name)
+            superseded = number is not None and number < manifest.first_segment
+            if superseded or name.endswith(TEMPORARY) or (is_columns(name) and name not in known):
+                (self.path / name).unlink()
+
+
+def _live_segments(folder: Path, manifest: Manifest, found: set[str]) -> range:
+    numbers = {number for name in found if (number := segment_number(name)) is not None}
+    live = range(manifest.first_segment, max(numbers, default=0) + 1)
+    if MANIFEST not in found and not any(map(is_columns, found)) and not numbers:
+        return range(1)  # a new run
+    missing = [file.name for file in manifest.files if file.name not in found]
+    missing += [segment_name(number) for number in live if number not in numbers]
+    if not live:
+        missing.append(segment_name(manifest.first_segment))
+    if missing:
+        # Without a manifest its files look like leftovers: better to stop than to remove them.
+        lost = MANIFEST if MANIFEST not in found and any(map(is_columns, found)) else missing[0]
+        raise Damaged(folder / lost, 0, "it is missing")
+    return live
