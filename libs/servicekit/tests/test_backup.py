@@ -143,3 +143,23 @@ async def test_a_reader_that_leaves_early_leaves_no_snapshot_behind(store, tmp_p
     await anext(pieces)
     await pieces.aclose()
     assert list((tmp_path / "home").glob(".backup-*")) == []
+
+
+async def test_a_call_that_is_cancelled_while_a_piece_is_read_closes_the_iterator(tmp_path):
+    reading, go_on, closed = threading.Event(), threading.Event(), threading.Event()
+
+    def items():
+        try:
+            reading.set()
+            go_on.wait()
+            yield 1
+        finally:
+            closed.set()
+
+    task = asyncio.create_task(anext(in_threads(items())))
+    await asyncio.to_thread(reading.wait)
+    task.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert closed.is_set()

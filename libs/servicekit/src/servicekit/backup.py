@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainyard_protos.v1.admin_pb2 import BackupResponse
 
@@ -119,9 +119,17 @@ def database_and_files(
 async def in_threads(items: Iterator[T]) -> AsyncIterator[T]:
     """The items of a blocking iterator, each waited for in a thread; leaving early closes the iterator."""
     end = object()
+    loop = asyncio.get_running_loop()
+    step: asyncio.Future[Any] | None = None
     try:
-        while (item := await asyncio.to_thread(next, items, end)) is not end:
-            yield item  # type: ignore[misc]
+        while True:
+            step = loop.run_in_executor(None, next, items, end)
+            item = await asyncio.shield(step)
+            if item is end:
+                return
+            yield item
     finally:
+        if step is not None:
+            await asyncio.wait({step})  # a generator that runs cannot be closed
         if close := getattr(items, "close", None):
-            await asyncio.to_thread(close)
+            await loop.run_in_executor(None, close)

@@ -14,8 +14,9 @@ from prometheus_client.registry import Collector
 from servicekit.ids import now_ns
 from servicekit.outbox import Publisher
 from servicekit.store import Store
-from trainyard_protos.v1 import scheduler_pb2_grpc
+from trainyard_protos.v1 import admin_pb2_grpc, scheduler_pb2_grpc
 
+from trainyard_scheduler.admin import DATABASE, SchedulerAdminServicer
 from trainyard_scheduler.attempts_servicer import AttemptServicer
 from trainyard_scheduler.domain.states import JobState
 from trainyard_scheduler.duties import Admitter, TimerDuties
@@ -55,7 +56,8 @@ class Scheduler:
         clock: Callable[[], int] = now_ns,
     ) -> None:
         self._settings = settings
-        self._store = Store(database_url or f"sqlite:///{home / 'scheduler.db'}", migrations=MIGRATIONS, name=self.name)
+        self._home = home
+        self._store = Store(database_url or f"sqlite:///{home / DATABASE}", migrations=MIGRATIONS, name=self.name)
         self._index = Index(clock)
         self._hub = EventHub()
         self._publisher = Publisher(self._store, OutboxTable, celery)
@@ -73,11 +75,14 @@ class Scheduler:
         self._admitting: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Adds both services to a server that has not started."""
+        """Adds its services to a server that has not started."""
         users = SchedulerServicer(self._store, self._ledger, self._index, self._hub, self._settings)
         launchers = AttemptServicer(self._store, self._ledger, self._index, self._settings)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(users, server)
         scheduler_pb2_grpc.add_AttemptServiceServicer_to_server(launchers, server)
+        admin_pb2_grpc.add_SchedulerAdminServiceServicer_to_server(
+            SchedulerAdminServicer(self._store, self._home), server
+        )
 
     async def start(self) -> None:
         """Opens the database, rebuilds the index, goes on where the process before stopped."""

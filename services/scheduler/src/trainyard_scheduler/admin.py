@@ -1,0 +1,56 @@
+"""SchedulerAdminService: what an operator asks of the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from servicekit import backup
+from servicekit.auth import require_user
+from servicekit.store import Store
+from servicekit.usage import Usage, database_bytes, free_bytes
+from sqlalchemy import func, select
+from sqlmodel import Session
+from trainyard_protos.v1 import admin_pb2, admin_pb2_grpc
+
+from trainyard_scheduler.tables import ATTEMPTS, EVENTS, JOBS
+
+DATABASE = "scheduler.db"
+
+_Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class SchedulerAdminServicer(admin_pb2_grpc.SchedulerAdminServiceServicer):
+    """Usage and backup.
+
+    Args:
+        home: folder of the yard, where snapshots lie while they are sent.
+    """
+
+    def __init__(self, store: Store, home: Path) -> None:
+        self._store = store
+        self._home = home
+
+    async def GetUsage(self, request: admin_pb2.GetUsageRequest, context: _Context) -> admin_pb2.GetUsageResponse:
+        require_user()
+        return admin_pb2.GetUsageResponse(usage=await self._store.read(_usage), free_bytes=free_bytes(self._home))
+
+    def Backup(self, request: admin_pb2.BackupRequest, context: _Context) -> AsyncIterator[admin_pb2.BackupResponse]:
+        require_user()
+        return backup.in_threads(backup.database_and_files(self._store.engine, DATABASE, self._home))
+
+
+def _usage(session: Session) -> list[Usage]:
+    attempts = ATTEMPTS.join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id)
+    usage = [Usage(what="database", bytes=database_bytes(session))]
+    for what, source, workspace in (
+        ("jobs", JOBS, JOBS.c.workspace),
+        ("attempts", attempts, JOBS.c.workspace),
+        ("events", EVENTS, EVENTS.c.workspace),
+    ):
+        query = select(workspace, func.count()).select_from(source).group_by(workspace).order_by(workspace)
+        for name, count in session.connection().execute(query):
+            usage.append(Usage(what=what, workspace=name, count=count, unit=what))
+    return usage

@@ -1,0 +1,64 @@
+"""What an operator asks of the scheduler: how much it stores, and a copy of it."""
+
+from pathlib import Path
+
+import grpc
+import pytest
+from servicekit.errors import reason_of
+from trainyard.channel import connect
+from trainyard_protos.v1 import admin_pb2 as a
+from trainyard_protos.v1 import admin_pb2_grpc
+from trainyard_protos.v1 import scheduler_pb2 as s
+
+from services.scheduler.tests.conftest import OpenYard, open_yard
+from services.scheduler.tests.yard import Yard, document
+
+
+def admin(yard: Yard) -> admin_pb2_grpc.SchedulerAdminServiceStub:
+    return admin_pb2_grpc.SchedulerAdminServiceStub(yard.channel)
+
+
+async def test_usage_counts_what_is_stored_by_workspace(yard: Yard) -> None:
+    await yard.submit(document("one"))
+    await yard.submit(document("two"))
+    answer = await admin(yard).GetUsage(a.GetUsageRequest())
+    counts = {(each.what, each.workspace): each.count for each in answer.usage}
+    assert counts[("jobs", "default")] == 2
+    assert counts[("events", "default")] == 2
+    assert next(each.bytes for each in answer.usage if each.what == "database") > 4096
+    assert answer.free_bytes > 0
+
+
+async def test_a_backup_in_an_empty_home_is_the_same_scheduler(tmp_path: Path) -> None:
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    copy.mkdir()
+    async with open_yard(home, database_url="") as yard:
+        submitted = await yard.submit(document("kept"))
+        pieces = [piece async for piece in admin(yard).Backup(a.BackupRequest())]
+        await yard.submit(document("later"))
+    assert {piece.path for piece in pieces} == {"scheduler.db"}
+    (copy / "scheduler.db").write_bytes(b"".join(piece.data for piece in pieces))
+    async with open_yard(copy, database_url="") as restored:
+        jobs = (await restored.users.ListJobs(s.ListJobsRequest())).jobs
+        assert [job.id for job in jobs] == [submitted.id]
+
+
+async def test_on_postgresql_a_backup_says_what_to_use(
+    tmp_path: Path, open_scheduler: OpenYard, postgres_url: str
+) -> None:
+    async with open_scheduler(tmp_path, database_url=postgres_url) as yard:
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            _ = [piece async for piece in admin(yard).Backup(a.BackupRequest())]
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert reason_of(refused.value) == "NotSqlite"
+
+
+async def test_attempts_may_ask_for_neither(yard: Yard) -> None:
+    token, _ = yard.tokens.mint("default", "job", "attempt", 1, 60)
+    async with connect(f"127.0.0.1:{yard.port}", token) as channel:
+        stub = admin_pb2_grpc.SchedulerAdminServiceStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as usage:
+            await stub.GetUsage(a.GetUsageRequest())
+        with pytest.raises(grpc.aio.AioRpcError) as backup:
+            _ = [piece async for piece in stub.Backup(a.BackupRequest())]
+    assert {usage.value.code(), backup.value.code()} == {grpc.StatusCode.PERMISSION_DENIED}
