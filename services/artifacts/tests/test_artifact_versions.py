@@ -1,21 +1,15 @@
 """Versions: who may make them, what is refused, what is kept."""
 
 import asyncio
-import os
-import sqlite3
-import time
 
 import grpc
 import pytest
+from blake3 import blake3
 from servicekit.errors import reason_of
 from trainyard.artifacts import describe, download, send, upload, upload_part
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
-
-async def refused(call):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value
+from services.artifacts.tests.store_kit import refused
 
 
 def info(step, *, keep_last=0, best="", **metrics):
@@ -319,11 +313,6 @@ async def test_calls_are_bounded(yard):
     assert reason_of(await refused(yard.user().PutChunks(huge()))) == "BadChunk"
 
 
-def age(yard, hours=2):
-    for path in yard.chunk_files():
-        os.utime(path, (time.time() - hours * 3600,) * 2)
-
-
 async def test_chunks_that_nothing_uses_are_collected_and_others_stay(yard, tree, tmp_path):
     await upload(yard.user(), tree({"a": b"kept"}), workspace="default", name="kept", kind="data")
     await upload(yard.user(), tree({"a": b"gone"}), workspace="default", name="gone", kind="data")
@@ -339,28 +328,25 @@ async def test_chunks_that_nothing_uses_are_collected_and_others_stay(yard, tree
     )
     assert await waiting is None
     await yard.user().DeleteVersion(pb.DeleteVersionRequest(reference="gone"))
-    assert await yard.app.collector.collect() == 0  # too young
-    age(yard)
-    assert await yard.app.collector.collect() == 1
-    assert {path.read_bytes() for path in yard.chunk_files()} == {b"kept", b"part"}
+    assert (await yard.app.collector.collect()).chunks == 0  # too young
+    await yard.age()
+    assert (await yard.app.collector.collect()).chunks == 1
+    assert set(yard.stored()) == {blake3(b"kept").digest(), blake3(b"part").digest()}
     await download(yard.user(), "kept", tmp_path / "out", workspace="default")
 
 
 async def test_a_chunk_that_an_upload_was_told_is_there_is_not_collected(yard, tree):
     root = tree({"a": b"shared"})
-    manifest = await describe(root)
-    await send(yard.user(), "default", root, manifest)
-    age(yard)
-    assert await send(yard.user(), "default", root, manifest) == 0
-    assert await yard.app.collector.collect() == 0
+    manifest = (await send(yard.user(), "default", root)).manifest
+    await yard.age()
+    assert (await send(yard.user(), "default", root)).bytes == 0
+    assert (await yard.app.collector.collect()).chunks == 0
     await yard.user().Commit(pb.CommitRequest(name="m", kind="data", manifest=manifest))
 
 
 async def test_a_damaged_manifest_is_never_served(yard, tree):
     await upload(yard.user(), tree({"a": b"1"}), workspace="default", name="m", kind="data")
-    with sqlite3.connect(yard.home / "artifacts.db") as database:
-        database.execute("UPDATE artifact_manifest SET content = ?", (pb.Manifest().SerializeToString(),))
-    database.close()
+    await yard.sql("UPDATE artifact_manifest SET content = :content", content=pb.Manifest().SerializeToString())
     error = await refused(yard.user().GetVersion(pb.GetVersionRequest(reference="m")))
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.DATA_LOSS, "ManifestDamaged")
 
@@ -368,11 +354,11 @@ async def test_a_damaged_manifest_is_never_served(yard, tree):
 async def test_a_full_disk_is_told_and_what_was_stored_stays(yard, tree, tmp_path, monkeypatch):
     await upload(yard.user(), tree({"a": b"1"}), workspace="default", name="m", kind="data")
 
-    def full(descriptor):
+    def full(descriptor, offset, size):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainyard_artifacts.blobs.os.fsync", full)
+        patch.setattr("trainyard_artifacts.folder.os.posix_fallocate", full)
         error = await refused(upload(yard.user(), tree({"b": b"2"}), workspace="default", name="m", kind="data"))
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DiskFull")
     await download(yard.user(), "m", tmp_path / "out", workspace="default")

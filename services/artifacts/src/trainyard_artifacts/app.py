@@ -10,9 +10,11 @@ from prometheus_client import CollectorRegistry
 from servicekit.store import Store
 from trainyard_protos.v1.artifacts_pb2_grpc import add_ArtifactServiceServicer_to_server
 
-from trainyard_artifacts.blobs import DiskBlobStore
+from trainyard_artifacts.chunks import Chunks
 from trainyard_artifacts.collector import Collector
 from trainyard_artifacts.counters import Counters
+from trainyard_artifacts.folder import FolderObjects
+from trainyard_artifacts.objects import ObjectStore
 from trainyard_artifacts.servicer import ArtifactServicer
 from trainyard_artifacts.settings import Settings
 
@@ -20,7 +22,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 class Artifacts:
-    """Stores artifacts: chunks below `home/chunks`, everything else in the database.
+    """Stores artifacts: chunks in packs, below `home/packs` or in a bucket; everything else in the database.
 
     Args:
         home: the yard's folder.
@@ -41,10 +43,11 @@ class Artifacts:
         self.registry = registry or CollectorRegistry()
         settings = settings or Settings()
         counters = Counters(self.registry)
-        self._store = Store(database_url, migrations=MIGRATIONS, name=self.name)
-        self._blobs = DiskBlobStore(home / "chunks")
-        self._servicer = ArtifactServicer(self._store, self._blobs, settings, counters)
-        self.collector = Collector(self._store, self._blobs, settings, counters.chunks_collected)
+        self.store = Store(database_url, migrations=MIGRATIONS, name=self.name)
+        self._objects = _objects(home, settings)
+        chunks = Chunks(self.store, self._objects, settings)
+        self._servicer = ArtifactServicer(self.store, chunks, settings, counters)
+        self.collector = Collector(self.store, self._objects, chunks, settings, counters)
         self._collecting: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -52,14 +55,22 @@ class Artifacts:
         add_ArtifactServiceServicer_to_server(self._servicer, server)
 
     async def start(self) -> None:
-        """Opens the database and begins to collect unused chunks at intervals."""
-        await self._store.open()
-        self._collecting = asyncio.create_task(self.collector.run(), name="collect chunks")
+        """Opens the database and begins to collect at intervals what nothing needs any more."""
+        await self.store.open()
+        self._collecting = asyncio.create_task(self.collector.run(), name="collect artifacts")
 
     async def stop(self) -> None:
         """Ends collection, finishes writes, closes the database."""
         if self._collecting is not None:
             self._collecting.cancel()
             await asyncio.gather(self._collecting, return_exceptions=True)
-        await self._store.close()
-        await asyncio.to_thread(self._blobs.close)
+        await self.store.close()
+        await self._objects.close()
+
+
+def _objects(home: Path, settings: Settings) -> ObjectStore:
+    if not settings.s3_bucket:
+        return FolderObjects(home)
+    from trainyard_artifacts.s3 import S3Objects  # what a yard with a folder never needs
+
+    return S3Objects(settings)

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from servicekit.errors import AlreadyExists, DataLoss, FailedPrecondition, NotFound
 from servicekit.ids import new_id, now_ns
 from sqlalchemy import func
-from sqlmodel import Session, col, delete, select
+from sqlmodel import Session, col, select
 from sqlmodel.sql.expression import SelectOfScalar
 from trainyard.artifacts import manifest
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
+from trainyard_artifacts import index
 from trainyard_artifacts.domain.names import LATEST, ById, ByNumber, Reference
-from trainyard_artifacts.domain.retention import Candidate, superfluous
-from trainyard_artifacts.tables import AliasRow, ManifestRow, VersionRow
+from trainyard_artifacts.tables import AliasRow, InputRow, ManifestRow, VersionRow
 
 
 def committed(session: Session, workspace: str, key: str, digest: bytes) -> VersionRow | None:
@@ -38,11 +38,12 @@ def committed(session: Session, workspace: str, key: str, digest: bytes) -> Vers
 
 
 def add(session: Session, request: pb.CommitRequest, encoded: bytes, digest: bytes) -> VersionRow:
-    """Makes a version, moves its aliases, applies retention. `request` was checked.
+    """Makes a version and moves its aliases. `request` was checked; the caller counts what its chunks are used by.
 
     Raises:
         FailedPrecondition: the artifact holds another kind.
     """
+    metrics = request.checkpoint.metrics if request.HasField("checkpoint") else request.metrics
     row = VersionRow(
         id=new_id(),
         workspace=request.workspace,
@@ -60,24 +61,26 @@ def add(session: Session, request: pb.CommitRequest, encoded: bytes, digest: byt
         checkpoint=request.checkpoint.SerializeToString() if request.HasField("checkpoint") else None,
         labels=json.dumps(dict(request.labels), sort_keys=True),
         inputs=json.dumps(list(request.inputs)),
+        metrics=json.dumps(dict(metrics), sort_keys=True),
     )
     session.add(row)
+    session.add_all(InputRow(version_id=row.id, input_id=input) for input in set(request.inputs))
     session.add(ManifestRow(version_id=row.id, workspace=row.workspace, content=encoded))
     for alias in {*request.aliases, LATEST}:
         point(session, row, alias)
     session.flush()
-    if request.HasField("checkpoint"):
-        _retain(session, row, request.checkpoint)
     return row
 
 
-def find(session: Session, workspace: str, reference: Reference) -> VersionRow:
-    """The version a reference names.
+def find(session: Session, workspace: str, reference: Reference, *, deleted: bool = False) -> VersionRow:
+    """The version a reference names; with `deleted`, also one that was deleted, by its id or number.
 
     Raises:
-        NotFound: there is none, or it was deleted.
+        NotFound: there is none.
     """
-    query = select(VersionRow).where(VersionRow.workspace == workspace, col(VersionRow.deleted_ns).is_(None))
+    query = select(VersionRow).where(VersionRow.workspace == workspace)
+    if not deleted:
+        query = query.where(col(VersionRow.deleted_ns).is_(None))
     if isinstance(reference, ById):
         query = query.where(VersionRow.id == reference.id)
         described = f"version {reference.id}"
@@ -121,16 +124,22 @@ def point(session: Session, row: VersionRow, alias: str) -> None:
 
 
 def remove(session: Session, row: VersionRow) -> None:
-    """Deletes a version; "latest" moves to the newest that is left."""
+    """Deletes a version and gives its chunks up; "latest" moves to the newest that is left."""
     row.deleted_ns = now_ns()
     session.add(row)
-    session.exec(delete(ManifestRow).where(col(ManifestRow.version_id) == row.id))
+    stored = session.get(ManifestRow, row.id)
+    if stored is not None:
+        # A damaged manifest says nothing about what it held: its chunks stay counted until a repair counts again.
+        if manifest.digest(stored.content) == row.digest:
+            held = manifest.hashes(pb.Manifest.FromString(stored.content))
+            index.release(session, row.workspace, held, row.deleted_ns)
+        session.delete(stored)
     aliases = session.exec(select(AliasRow).where(AliasRow.version_id == row.id)).all()
     for alias in aliases:
         session.delete(alias)
     session.flush()
     if any(alias.alias == LATEST for alias in aliases):
-        newest = session.exec(_living(row.workspace, row.name).order_by(col(VersionRow.number).desc()).limit(1)).first()
+        newest = session.exec(living(row.workspace, row.name).order_by(col(VersionRow.number).desc()).limit(1)).first()
         if newest is not None:
             point(session, newest, LATEST)
 
@@ -165,6 +174,8 @@ def _message(row: VersionRow, aliases: list[str]) -> pb.Version:
         producer=pb.Producer(job_id=row.job_id, attempt_id=row.attempt_id, fence=row.fence),
         labels=json.loads(row.labels),
         inputs=json.loads(row.inputs),
+        metrics=metrics_of(row),
+        deleted_ns=row.deleted_ns or 0,
     )
     if row.checkpoint is not None:
         version.checkpoint.ParseFromString(row.checkpoint)
@@ -190,27 +201,17 @@ def _next_number(session: Session, request: pb.CommitRequest) -> int:
     return newest.number + 1
 
 
-def _living(workspace: str, name: str) -> SelectOfScalar[VersionRow]:
+def metrics_of(row: VersionRow) -> dict[str, float]:
+    """Metrics of a version, those that are not finite included."""
+    found: dict[str, float] = json.loads(row.metrics)
+    return found
+
+
+def living(workspace: str, name: str) -> SelectOfScalar[VersionRow]:
+    """Versions of an artifact that were not deleted."""
     return select(VersionRow).where(
         VersionRow.workspace == workspace, VersionRow.name == name, col(VersionRow.deleted_ns).is_(None)
     )
-
-
-def _retain(session: Session, row: VersionRow, rule: pb.CheckpointInfo) -> None:
-    rows = session.exec(_living(row.workspace, row.name).where(VersionRow.job_id == row.job_id)).all()
-    aliases = aliases_of(session, rows)
-    candidates = [
-        Candidate(
-            id=other.id,
-            number=other.number,
-            metrics=dict(pb.CheckpointInfo.FromString(other.checkpoint or b"").metrics),
-            pinned=bool(set(aliases[other.id]) - {LATEST}),
-        )
-        for other in rows
-    ]
-    by_id = {other.id: other for other in rows}
-    for id in superfluous(rule, candidates):
-        remove(session, by_id[id])
 
 
 def count_versions(session: Session, workspace: str, names: Sequence[str]) -> dict[str, int]:

@@ -1,7 +1,9 @@
-"""Removes chunks that no version and no waiting part uses.
+"""Removes what nothing needs any more: expired versions, unused chunks, empty packs.
 
-Safe while uploads run: marking reads every manifest that was committed before, and a chunk that an upload or a commit
-asked about since then is younger than the grace time.
+Safe while uploads run and wherever it is cut off. A chunk goes in a transaction that finds it unused and untouched
+for the grace time, so that a commit or a renewal before it wins. A pack's object goes after the transaction that
+forgets the pack; if that does not come to pass, the object is one that the index does not know, and the next sweep
+finds it.
 """
 
 from __future__ import annotations
@@ -9,30 +11,65 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from prometheus_client import Counter
 from servicekit.ids import now_ns
 from servicekit.store import Store
-from sqlmodel import Session, col, delete, select
-from trainyard.artifacts import manifest
-from trainyard_protos.v1 import artifacts_pb2 as pb
+from sqlmodel import Session, col, select
 
-from trainyard_artifacts.blobs import BlobStore
+from trainyard_artifacts import index, retention
+from trainyard_artifacts.chunks import PACKS, ChunkLost, Chunks, age_s, key_of, runs
+from trainyard_artifacts.commits import drop_part
+from trainyard_artifacts.counters import Counters
+from trainyard_artifacts.domain import pack, rewriting
+from trainyard_artifacts.domain.names import is_id
+from trainyard_artifacts.domain.rewriting import Occupancy
+from trainyard_artifacts.folder import UNFINISHED
+from trainyard_artifacts.index import Place
+from trainyard_artifacts.objects import ObjectStore
 from trainyard_artifacts.settings import Settings
-from trainyard_artifacts.tables import ManifestRow, PartRow
+from trainyard_artifacts.tables import PackRow, PartRow
 
 logger = logging.getLogger(__name__)
 
+_ROWS_AT_ONCE = 5000
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass
+class Collected:
+    """What one collection did."""
+
+    versions: int = 0
+    parts: int = 0
+    chunks: int = 0
+    packs: int = 0
+    rewritten: int = 0
+    orphans: int = 0
+    freed_bytes: int = 0
+
+    def words(self) -> list[str]:
+        """What was done, in words; nothing for what there was nothing of."""
+        said = {
+            "versions expired": self.versions,
+            "waiting parts dropped": self.parts,
+            "unused chunks removed": self.chunks,
+            "packs rewritten": self.rewritten,
+            "empty packs removed": self.packs,
+            "unfinished packs removed": self.orphans,
+        }
+        return [f"{count:,} {what}" for what, count in said.items() if count]
+
+
+@dataclass
 class Collector:
-    """Collects at intervals until it is cancelled."""
+    """Collects at intervals until it is cancelled. Whoever holds `holding` keeps packs where they are."""
 
     store: Store
-    blobs: BlobStore
+    objects: ObjectStore
+    chunks: Chunks
     settings: Settings
-    collected: Counter
+    counters: Counters
+    holding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
         """Collects for ever; one that failed is logged, and tried again at the next interval."""
@@ -41,29 +78,99 @@ class Collector:
             try:
                 await self.collect()
             except Exception:
+                self.counters.collections_failed.inc()
                 logger.exception("collection of unused chunks failed")
 
-    async def collect(self) -> int:
-        """One collection; returns how many chunks were removed."""
-        oldest_part_ns = now_ns() - int(self.settings.part_ttl_s * 1e9)
-        await self.store.write(lambda session: _drop_parts(session, oldest_part_ns))
+    async def collect(self) -> Collected:
+        """One collection: retention, then parts, chunks, packs."""
+        async with self.holding:
+            done = Collected()
+            done.versions = await self._retain()
+            done.parts = await self._drop_parts()
+            done.chunks = await self._remove_chunks()
+            done.rewritten = await self._rewrite()
+            await self._remove_packs(done)
+            await self._remove_orphans(done)
+        self.counters.versions_expired.inc(done.versions)
+        self.counters.chunks_collected.inc(done.chunks)
+        self.counters.bytes_freed.inc(done.freed_bytes)
+        return done
+
+    async def _retain(self) -> int:
+        defaults = self.settings.retention
         removed = 0
-        for workspace in await self.blobs.workspaces():
-            used = await self.store.read(functools.partial(used_chunks, workspace=workspace))
-            removed += await self.blobs.sweep(workspace, used, self.settings.chunk_grace_s)
-        self.collected.inc(removed)
+        for workspace, name in await self.store.read(lambda session: retention.ruled(session, defaults)):
+            apply = functools.partial(retention.apply, workspace=workspace, name=name, defaults=defaults)
+            removed += await self.store.write(apply)
         return removed
 
+    async def _drop_parts(self) -> int:
+        before_ns = now_ns() - int(self.settings.part_ttl_s * 1e9)
+        return await self.store.write(lambda session: _drop_parts(session, before_ns))
 
-def used_chunks(session: Session, workspace: str) -> set[bytes]:
-    """Chunks of every version and of every waiting part."""
-    used: set[bytes] = set()
-    for content in session.exec(select(ManifestRow.content).where(ManifestRow.workspace == workspace)):
-        used |= manifest.hashes(pb.Manifest.FromString(content))
-    for request in session.exec(select(PartRow.request).where(PartRow.workspace == workspace)):
-        used |= manifest.hashes(pb.CommitRequest.FromString(request).manifest)
-    return used
+    async def _remove_chunks(self) -> int:
+        before_ns = now_ns() - int(self.settings.chunk_grace_s * 1e9)
+        removed = 0
+        while count := await self.store.write(lambda session: index.remove_unused(session, before_ns, _ROWS_AT_ONCE)):
+            removed += count
+        return removed
+
+    async def _rewrite(self) -> int:
+        packs = await self.store.read(index.occupancies)
+        rewritten = 0
+        for group in rewriting.groups(packs, self.settings.rewrite_below, self.settings.put_batch_bytes):
+            rewritten += await self._rewrite_group(group)
+        return rewritten
+
+    async def _rewrite_group(self, group: list[Occupancy]) -> int:
+        """Copies what lives in these packs into a new one; a pack that cannot be read whole stays as it is."""
+        moved: list[tuple[str, bytes]] = []
+        copies: dict[bytes, bytes] = {}
+        for old in group:
+            try:
+                found = await self._living(old)
+            except ChunkLost:
+                logger.warning("a pack with damaged chunks is not rewritten", extra={"pack": old.id})
+                continue
+            copies |= found
+            moved += [(old.id, hash) for hash in found]
+        if not moved:
+            return 0
+        built = pack.build(copies.items())
+        where = {entry.hash: entry for entry in built.entries}
+        await self.chunks.add_pack(group[0].workspace, built, [(old, where[hash]) for old, hash in moved])
+        return len({old for old, _ in moved})
+
+    async def _living(self, old: Occupancy) -> dict[bytes, bytes]:
+        entries = await self.store.read(lambda session: index.chunks_of(session, old.id))
+        places = {entry.hash: Place(old.id, entry.offset, entry.size) for entry in entries}
+        found: dict[bytes, bytes] = {}
+        for run in runs(list(places), places):
+            found |= dict(await self.chunks.read_place(old.workspace, run))
+        return found
+
+    async def _remove_packs(self, done: Collected) -> None:
+        sizes = {pack.id: pack.size for pack in await self.store.read(index.occupancies)}
+        for workspace, id in await self.store.write(index.remove_empty_packs):
+            await self.objects.delete(key_of(workspace, id))
+            done.packs += 1
+            done.freed_bytes += sizes.get(id, 0)
+
+    async def _remove_orphans(self, done: Collected) -> None:
+        found = await self.objects.list(PACKS)
+        # What is old and unknown now stays unknown: the index takes no old packs in.
+        known = set(await self.store.read(lambda session: session.exec(select(PackRow.id)).all()))
+        for key, size in found:
+            id = key.rpartition("/")[2].removesuffix(UNFINISHED)
+            if is_id(id) and (id not in known or key.endswith(UNFINISHED)) and age_s(id) > self.settings.orphan_grace_s:
+                await self.objects.delete(key)
+                done.orphans += 1
+                done.freed_bytes += size
 
 
-def _drop_parts(session: Session, before_ns: int) -> None:
-    session.exec(delete(PartRow).where(col(PartRow.created_ns) < before_ns))
+def _drop_parts(session: Session, before_ns: int) -> int:
+    rows = session.exec(select(PartRow).where(col(PartRow.created_ns) < before_ns)).all()
+    for row in rows:
+        session.expunge(row)
+        drop_part(session, row)
+    return len(rows)

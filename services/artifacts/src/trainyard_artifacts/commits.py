@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from servicekit.errors import FailedPrecondition, InvalidArgument
@@ -13,8 +14,7 @@ from sqlmodel import Session, col, delete, select
 from trainyard.artifacts import ArtifactError, manifest
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
-from trainyard_artifacts import catalog, fences
-from trainyard_artifacts.blobs import BlobStore
+from trainyard_artifacts import catalog, fences, index, retention
 from trainyard_artifacts.domain import names, parts
 from trainyard_artifacts.settings import Settings
 from trainyard_artifacts.tables import PartRow, VersionRow
@@ -24,11 +24,19 @@ _MAX_LABEL = 256
 
 
 @dataclass(frozen=True, slots=True)
+class _Tree:
+    """What a transaction needs of a manifest, worked out before it."""
+
+    encoded: bytes
+    digest: bytes
+    sizes: dict[bytes, int]  # by chunk
+
+
+@dataclass(frozen=True, slots=True)
 class Commits:
     """Makes versions."""
 
     store: Store
-    blobs: BlobStore
     settings: Settings
 
     async def commit(self, request: pb.CommitRequest) -> pb.Version:
@@ -39,8 +47,10 @@ class Commits:
             FailedPrecondition: ChunkMissing, StaleFence, KindMismatch.
             AlreadyExists: IdempotencyKeyReused.
         """
-        await self._check(request)
-        return await self.store.write(functools.partial(_commit, request=request))
+        self._check_fields(request)
+        tree = await asyncio.to_thread(_read_tree, request.manifest)
+        await self._check_sizes(request, tree)
+        return await self.store.write(functools.partial(self._commit, request=request, tree=tree))
 
     async def commit_part(self, request: pb.CommitPartRequest) -> pb.Version | None:
         """Keeps one part; makes the version when it was the last one missing.
@@ -58,24 +68,47 @@ class Commits:
             raise InvalidArgument(
                 "a part without an idempotency key", reason="BadPart", hint="give all parts of a version the same key"
             )
-        await self._check(request.commit)
-        return await self.store.write(functools.partial(_commit_part, request=request))
+        self._check_fields(request.commit)
+        tree = await asyncio.to_thread(_read_tree, request.commit.manifest)
+        await self._check_sizes(request.commit, tree)
+        return await self.store.write(functools.partial(self._commit_part, request=request, tree=tree))
 
-    async def _check(self, request: pb.CommitRequest) -> None:
-        self._check_fields(request)
-        try:
-            await asyncio.to_thread(manifest.check, request.manifest)
-        except ArtifactError as error:
-            raise InvalidArgument(error.message, reason=error.reason, hint=error.hint) from error
-        # Asking also renews them: none of these chunks is swept before the transaction below is over.
-        missing = await self.blobs.missing(request.workspace, manifest.hashes(request.manifest))
-        if missing:
-            raise FailedPrecondition(
-                f"{len(missing)} chunks are not in workspace '{request.workspace}': {_holder(request, missing[0])}",
-                reason="ChunkMissing",
-                hint="send what FindMissing names, then commit again",
-                fields={"missing": str(len(missing))},
-            )
+    async def _check_sizes(self, request: pb.CommitRequest, tree: _Tree) -> None:
+        """A hash has one size, so this need not be in the transaction; whether the chunks are there is asked in it."""
+        places = await self.store.read(lambda session: index.places(session, request.workspace, tree.sizes))
+        for hash, place in places.items():
+            if place.size != tree.sizes[hash]:
+                raise InvalidArgument(
+                    f"{_holder(request, hash)} as {tree.sizes[hash]} bytes, which has {place.size}",
+                    reason="BadManifest",
+                    hint="describe the files again",
+                )
+
+    def _commit(self, session: Session, request: pb.CommitRequest, tree: _Tree) -> pb.Version:
+        row = catalog.committed(session, request.workspace, request.idempotency_key, tree.digest)
+        if row is None:
+            _check_fence(session, request)
+            _check_inputs(session, request)
+            _use(session, request, tree.sizes)
+            row = catalog.add(session, request, tree.encoded, tree.digest)
+            retention.apply(session, row.workspace, row.name, self.settings.retention)
+        return catalog.messages(session, [row])[0]
+
+    def _commit_part(self, session: Session, request: pb.CommitPartRequest, tree: _Tree) -> pb.Version | None:
+        commit = request.commit
+        done = catalog.committed(session, commit.workspace, commit.idempotency_key, b"")
+        if done is not None:
+            return catalog.messages(session, [done])[0]
+        _check_fence(session, commit)
+        _use(session, commit, tree.sizes)
+        found = _keep_part(session, request)
+        if len(found) < request.parts:
+            return None
+        whole = parts.join([pb.CommitRequest.FromString(row.request) for row in found])
+        version = self._commit(session, whole, _encode(whole.manifest))
+        for row in found:
+            drop_part(session, row)
+        return version
 
     def _check_fields(self, request: pb.CommitRequest) -> None:
         names.check_name(request.name)
@@ -92,16 +125,61 @@ class Commits:
             raise InvalidArgument(
                 f"best_mode '{request.checkpoint.best_mode}'", reason="BadCheckpoint", hint="use 'min' or 'max'"
             )
+        texts = [*(k + v for k, v in request.labels.items()), *request.metrics]
         bounds = {
             "bytes of checkpoint facts": (request.checkpoint.ByteSize(), self.settings.max_checkpoint_bytes),
             "labels": (len(request.labels), self.settings.max_labels),
             "inputs": (len(request.inputs), self.settings.max_inputs),
+            "metrics": (len(request.metrics), self.settings.max_metrics),
             "characters of idempotency key": (len(request.idempotency_key), _MAX_KEY),
-            "characters in a label": (max((len(k) + len(v) for k, v in request.labels.items()), default=0), _MAX_LABEL),
+            "characters in a label or metric": (max(map(len, texts), default=0), _MAX_LABEL),
         }
         for what, (value, limit) in bounds.items():
             if value > limit:
                 raise InvalidArgument(f"{value} {what}", reason="TooLarge", hint=f"at most {limit} are allowed")
+
+
+def drop_part(session: Session, row: PartRow) -> None:
+    """Forgets a part and gives its chunks up."""
+    held = manifest.hashes(pb.CommitRequest.FromString(row.request).manifest)
+    index.release(session, row.workspace, held, now_ns())
+    session.exec(
+        delete(PartRow).where(
+            col(PartRow.workspace) == row.workspace, col(PartRow.key) == row.key, col(PartRow.part) == row.part
+        )
+    )
+
+
+def _read_tree(tree: pb.Manifest) -> _Tree:
+    try:
+        manifest.check(tree)
+    except ArtifactError as error:
+        raise InvalidArgument(error.message, reason=error.reason, hint=error.hint) from error
+    return _encode(tree)
+
+
+def _encode(tree: pb.Manifest) -> _Tree:
+    encoded = manifest.encode(tree)
+    sizes: dict[bytes, int] = {}
+    for file, _, chunk in manifest.chunks(tree):
+        if sizes.setdefault(chunk.hash, chunk.size) != chunk.size:
+            raise InvalidArgument(
+                f"'{file.path}' holds chunk {chunk.hash.hex()} with another size than before",
+                reason="BadManifest",
+                hint="describe the files again",
+            )
+    return _Tree(encoded, manifest.digest(encoded), sizes)
+
+
+def _use(session: Session, request: pb.CommitRequest, hashes: Collection[bytes]) -> None:
+    missing = index.use(session, request.workspace, hashes)
+    if missing:
+        raise FailedPrecondition(
+            f"{len(missing)} chunks are not in workspace '{request.workspace}': {_holder(request, min(missing))}",
+            reason="ChunkMissing",
+            hint="send what FindMissing names, then commit again",
+            fields={"missing": str(len(missing))},
+        )
 
 
 def _holder(request: pb.CommitRequest, hash: bytes) -> str:
@@ -110,17 +188,6 @@ def _holder(request: pb.CommitRequest, hash: bytes) -> str:
         for file, _, chunk in manifest.chunks(request.manifest)
         if chunk.hash == hash
     )
-
-
-def _commit(session: Session, request: pb.CommitRequest) -> pb.Version:
-    encoded = manifest.encode(request.manifest)
-    digest = manifest.digest(encoded)
-    row = catalog.committed(session, request.workspace, request.idempotency_key, digest)
-    if row is None:
-        _check_fence(session, request)
-        _check_inputs(session, request)
-        row = catalog.add(session, request, encoded, digest)
-    return catalog.messages(session, [row])[0]
 
 
 def _check_fence(session: Session, request: pb.CommitRequest) -> None:
@@ -141,26 +208,13 @@ def _check_inputs(session: Session, request: pb.CommitRequest) -> None:
         )
 
 
-def _commit_part(session: Session, request: pb.CommitPartRequest) -> pb.Version | None:
-    commit = request.commit
-    done = catalog.committed(session, commit.workspace, commit.idempotency_key, b"")
-    if done is not None:
-        return catalog.messages(session, [done])[0]
-    _check_fence(session, commit)
-    found = _keep_part(session, request)
-    if len(found) < request.parts:
-        return None
-    whole = parts.join([pb.CommitRequest.FromString(row.request) for row in found])
-    version = _commit(session, whole)
-    session.exec(
-        delete(PartRow).where(col(PartRow.workspace) == commit.workspace, col(PartRow.key) == commit.idempotency_key)
-    )
-    return version
-
-
 def _keep_part(session: Session, request: pb.CommitPartRequest) -> list[PartRow]:
     commit = request.commit
-    session.merge(
+    before = session.get(PartRow, (commit.workspace, commit.idempotency_key, request.part))
+    if before is not None:
+        drop_part(session, before)
+        session.expunge(before)
+    session.add(
         PartRow(
             workspace=commit.workspace,
             key=commit.idempotency_key,

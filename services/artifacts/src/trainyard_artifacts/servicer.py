@@ -14,52 +14,60 @@ from trainyard.artifacts import manifest
 from trainyard_protos.v1 import artifacts_pb2 as pb
 from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceServicer
 
-from trainyard_artifacts import catalog, fences, listing, transfer
+from trainyard_artifacts import catalog, fences, files, lineage, listing, retention
 from trainyard_artifacts.access import own_key, producer_of, require_kind, require_name, require_own, workspace_of
-from trainyard_artifacts.blobs import BlobStore
+from trainyard_artifacts.chunks import Chunks
 from trainyard_artifacts.commits import Commits
 from trainyard_artifacts.counters import Counters
-from trainyard_artifacts.domain.names import LATEST, ById, check_alias, parse_reference
+from trainyard_artifacts.domain.names import LATEST, ById, check_alias, check_name, parse_reference
+from trainyard_artifacts.receiving import Receiver
+from trainyard_artifacts.sending import Sender
 from trainyard_artifacts.settings import Settings
+from trainyard_artifacts.tables import VersionRow
+from trainyard_artifacts.trees import Trees
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ArtifactServicer(ArtifactServiceServicer):
-    """Checks who calls, then hands over to catalog, commits and transfer."""
+    """Checks who calls, then hands over to catalog, commits, receiver and sender."""
 
-    def __init__(self, store: Store, blobs: BlobStore, settings: Settings, counters: Counters) -> None:
+    def __init__(self, store: Store, chunks: Chunks, settings: Settings, counters: Counters) -> None:
         self._store = store
-        self._blobs = blobs
+        self._chunks = chunks
         self._settings = settings
         self._counters = counters
-        self._commits = Commits(store, blobs, settings)
+        self._commits = Commits(store, settings)
         self._fences = fences.Fences(store)
-        self._trees = transfer.Trees()
+        self._trees = Trees(store)
+        self._receiver = Receiver(chunks, settings, counters)
+        self._sender = Sender(chunks, counters)
 
     async def _enter(self, workspace: str) -> str:
         allowed = workspace_of(workspace)
         await self._fences.observe(current_principal())
         return allowed
 
+    async def _find(self, workspace: str, reference: str) -> VersionRow:
+        parsed = parse_reference(reference)
+        return await self._store.read(lambda session: catalog.find(session, workspace, parsed))
+
     async def FindMissing(self, request: pb.FindMissingRequest, context: Context) -> pb.FindMissingResponse:
         workspace = await self._enter(request.workspace)
         hashes = self._check_hashes(list(request.hashes))
-        return pb.FindMissingResponse(hashes=await self._blobs.missing(workspace, hashes))
+        return pb.FindMissingResponse(hashes=await self._chunks.missing(workspace, hashes))
 
     async def PutChunks(self, request_iterator: AsyncIterator[pb.Chunk], context: Context) -> pb.PutChunksResponse:
         await self._fences.observe(current_principal())
-        return await transfer.receive(request_iterator, self._blobs, self._settings, self._counters)
+        return await self._receiver.receive(request_iterator)
 
     async def GetChunks(self, request: pb.GetChunksRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         workspace = await self._enter(request.workspace)
         hashes = self._check_hashes(list(request.hashes))
         row = await self._store.read(lambda session: catalog.find(session, workspace, ById(request.version_id)))
-        paths = self._trees.get(row.id)
-        if paths is None:
-            paths = self._trees.put(row.id, await self._store.read(lambda session: catalog.read_manifest(session, row)))
-        async for chunk in transfer.send(row, paths, hashes, self._blobs, self._counters):
-            yield chunk
+        tree = await self._trees.of(row)
+        async for message in self._sender.send(row, tree.paths, hashes):
+            yield message
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.Version:
         await self._admit(request)
@@ -94,6 +102,18 @@ class ArtifactServicer(ArtifactServiceServicer):
         workspace = await self._enter(request.workspace)
         return await self._store.read(lambda session: listing.versions(session, workspace, request))
 
+    async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
+        workspace = await self._enter(request.workspace)
+        tree = await self._trees.of(await self._find(workspace, request.reference))
+        return files.page(tree, request)
+
+    async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[pb.ReadFileResponse]:
+        workspace = await self._enter(request.workspace)
+        row = await self._find(workspace, request.reference)
+        file = files.find(await self._trees.of(row), request.path)
+        async for data in self._sender.send_file(row, file.path, files.pieces(file, request.offset, request.length)):
+            yield pb.ReadFileResponse(data=data)
+
     async def SetAlias(self, request: pb.SetAliasRequest, context: Context) -> pb.Version:
         workspace = await self._enter(request.workspace)
         reference, producer, principal = (
@@ -121,6 +141,43 @@ class ArtifactServicer(ArtifactServiceServicer):
         reference = parse_reference(request.reference)
         await self._store.write(lambda session: catalog.remove(session, catalog.find(session, workspace, reference)))
         return pb.DeleteVersionResponse()
+
+    async def RecordUse(self, request: pb.RecordUseRequest, context: Context) -> pb.RecordUseResponse:
+        workspace = await self._enter(request.workspace)
+        consumer = producer_of(request.consumer)
+        if not consumer.job_id:
+            raise InvalidArgument("a use without a job", reason="BadConsumer", hint="say which job works with it")
+        wanted = ById(request.version_id)
+        await self._store.write(
+            lambda session: lineage.record(session, catalog.find(session, workspace, wanted), consumer)
+        )
+        return pb.RecordUseResponse()
+
+    async def GetLineage(self, request: pb.GetLineageRequest, context: Context) -> pb.Lineage:
+        workspace = await self._enter(request.workspace)
+        if request.WhichOneof("of") == "job_id":
+            return await self._store.read(lambda session: lineage.of_job(session, workspace, request.job_id))
+        wanted = parse_reference(request.reference)
+        return await self._store.read(
+            lambda session: lineage.of_version(session, catalog.find(session, workspace, wanted, deleted=True))
+        )
+
+    async def SetRetention(self, request: pb.SetRetentionRequest, context: Context) -> pb.Retention:
+        require_user()
+        workspace = await self._enter(request.workspace)
+        rule = retention.check(request.retention)
+        name = request.retention.name
+        await self._store.write(lambda session: retention.put(session, workspace, name, rule))
+        return await self._retention(workspace, name)
+
+    async def GetRetention(self, request: pb.GetRetentionRequest, context: Context) -> pb.Retention:
+        return await self._retention(await self._enter(request.workspace), check_name(request.name))
+
+    async def _retention(self, workspace: str, name: str) -> pb.Retention:
+        defaults = self._settings.retention
+        return retention.message(
+            name, await self._store.read(lambda session: retention.get(session, workspace, name, defaults))
+        )
 
     async def _admit(self, request: pb.CommitRequest) -> None:
         request.workspace = await self._enter(request.workspace)

@@ -14,7 +14,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _NUMBER = re.compile(r"v?([0-9]{1,9})")
 _WORKSPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-_VERSION_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
+_ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def parse_reference(text: str) -> Reference:
     Raises:
         InvalidArgument: it is none of them.
     """
-    if _VERSION_ID.fullmatch(text):
+    if _ID.fullmatch(text):
         return ById(text)
     name, separator, selector = text.partition("@")
     if not _NAME.fullmatch(name) or (separator and not selector):
@@ -55,6 +55,11 @@ def parse_reference(text: str) -> Reference:
     if number := _NUMBER.fullmatch(selector):
         return ByNumber(name, int(number[1]))
     return ByAlias(name, check_alias(selector) if separator else LATEST)
+
+
+def is_id(text: str) -> bool:
+    """Whether this can be an id: a UUIDv7 in text form."""
+    return _ID.fullmatch(text) is not None
 
 
 def check_name(name: str) -> str:

@@ -1,43 +1,70 @@
-"""Which checkpoints of a job are kept."""
+"""Which versions of an artifact are kept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from trainyard_protos.v1 import artifacts_pb2 as pb
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Rule(BaseModel):
+    """Which versions of an artifact are kept: those that any part of it keeps; all, when no part is set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    keep_last: int = Field(0, ge=0)
+    """The newest ones."""
+    keep_best: int = Field(0, ge=0)
+    """The best ones by `best_metric`."""
+    best_metric: str = ""
+    best_mode: Literal["", "min", "max"] = ""
+    ttl_s: float = Field(0.0, ge=0)
+    """What is younger than this."""
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no part of it is set."""
+        return not (self.keep_last or self.keep_best or self.ttl_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A checkpoint of one job, as retention sees it."""
+    """A version, as retention sees it."""
 
     id: str
     number: int
-    metrics: dict[str, float]
-    pinned: bool  # has an alias beside "latest"
+    created_ns: int
+    metrics: Mapping[str, float]
+    pinned: bool
+    """An alias other than "latest" points to it, or a job would resume from it."""
 
 
-def superfluous(rule: pb.CheckpointInfo, checkpoints: Sequence[Candidate]) -> list[str]:
-    """Ids to delete: all but the newest `keep_last`, the best by `best_metric`, and the pinned ones.
+def superfluous(rule: Rule, versions: Sequence[Candidate], now_ns: int) -> list[str]:
+    """Ids of versions that nothing keeps: neither a part of the rule nor a pin. None, when the rule keeps all.
 
-    A checkpoint without a finite value of the metric is never the best; of equals the newest is.
+    A version without a finite value of the metric is never among the best; of equals the newer is better.
     """
-    if rule.keep_last <= 0:
+    if rule.keeps_all:
         return []
-    newest_first = sorted(checkpoints, key=lambda checkpoint: checkpoint.number, reverse=True)
-    kept = {checkpoint.id for checkpoint in newest_first[: rule.keep_last]}
-    kept |= {checkpoint.id for checkpoint in checkpoints if checkpoint.pinned}
+    newest_first = sorted(versions, key=lambda version: version.number, reverse=True)
+    kept = {version.id for version in newest_first[: rule.keep_last]}
+    kept |= {version.id for version in versions if version.pinned}
+    kept |= {version.id for version in versions if now_ns - version.created_ns < rule.ttl_s * 1e9}
     kept |= _best(rule, newest_first)
-    return [checkpoint.id for checkpoint in checkpoints if checkpoint.id not in kept]
+    return [version.id for version in versions if version.id not in kept]
 
 
-def _best(rule: pb.CheckpointInfo, newest_first: Sequence[Candidate]) -> set[str]:
+def _best(rule: Rule, newest_first: Sequence[Candidate]) -> set[str]:
     sign = 1.0 if rule.best_mode == "max" else -1.0
-    scored = [
-        (sign * checkpoint.metrics[rule.best_metric], checkpoint.number, checkpoint.id)
-        for checkpoint in newest_first
-        if math.isfinite(checkpoint.metrics.get(rule.best_metric, math.nan))
-    ]
-    return {max(scored)[2]} if rule.best_metric and scored else set()
+    scored = sorted(
+        (
+            (sign * version.metrics[rule.best_metric], version.number, version.id)
+            for version in newest_first
+            if math.isfinite(version.metrics.get(rule.best_metric, math.nan))
+        ),
+        reverse=True,
+    )
+    return {id for _, _, id in scored[: rule.keep_best]}

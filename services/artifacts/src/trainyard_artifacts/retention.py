@@ -1,0 +1,137 @@
+"""Retention: an artifact's own rule, else what the job that makes its checkpoints asked for, else its kind's.
+
+What a job would resume from, its newest checkpoint, always stays: only its user deletes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from servicekit.errors import InvalidArgument
+from servicekit.ids import now_ns
+from sqlmodel import Session, col, select
+from trainyard_protos.v1 import artifacts_pb2 as pb
+
+from trainyard_artifacts import catalog
+from trainyard_artifacts.domain.names import LATEST, check_name
+from trainyard_artifacts.domain.retention import Candidate, Rule, superfluous
+from trainyard_artifacts.settings import Kind
+from trainyard_artifacts.tables import RetentionRow, VersionRow
+
+Defaults = Mapping[Kind, Rule]
+
+
+def check(request: pb.Retention) -> Rule:
+    """The rule that was asked for.
+
+    Raises:
+        InvalidArgument: BadName, BadRetention.
+    """
+    check_name(request.name)
+    if min(request.keep_last, request.keep_best) < 0 or not 0 <= request.ttl_s < float("inf"):
+        raise _bad("keep_last, keep_best and ttl_s are at least 0", "0 switches a rule off")
+    if bool(request.keep_best) != bool(request.best_metric):
+        raise _bad("keep_best and best_metric belong together", "give both, or neither")
+    if request.best_mode not in (("min", "max") if request.keep_best else ("", "min", "max")):
+        raise _bad(f"best_mode '{request.best_mode}'", "use 'min' or 'max'")
+    return Rule(
+        keep_last=request.keep_last,
+        keep_best=request.keep_best,
+        best_metric=request.best_metric,
+        best_mode=request.best_mode,
+        ttl_s=request.ttl_s,
+    )
+
+
+def _bad(message: str, hint: str) -> InvalidArgument:
+    return InvalidArgument(message, reason="BadRetention", hint=hint)
+
+
+def put(session: Session, workspace: str, name: str, rule: Rule) -> None:
+    """Gives an artifact a rule of its own, or takes it away when `rule` keeps all."""
+    row = session.get(RetentionRow, (workspace, name))
+    if rule.keeps_all:
+        if row is not None:
+            session.delete(row)
+        return
+    session.merge(RetentionRow(workspace=workspace, name=name, **rule.model_dump()))
+
+
+def get(session: Session, workspace: str, name: str, defaults: Defaults) -> Rule:
+    """The rule that applies to an artifact: of several jobs' checkpoints, that of the newest."""
+    newest = session.exec(catalog.living(workspace, name).order_by(col(VersionRow.number).desc()).limit(1)).first()
+    return _rule(session, workspace, name, newest, defaults)[0]
+
+
+def message(name: str, rule: Rule) -> pb.Retention:
+    """A rule as it travels."""
+    return pb.Retention(name=name, **rule.model_dump())
+
+
+def apply(session: Session, workspace: str, name: str, defaults: Defaults) -> int:
+    """Deletes versions of an artifact that its rule does not keep; returns how many."""
+    newest = session.exec(catalog.living(workspace, name).order_by(col(VersionRow.number).desc()).limit(1)).first()
+    if newest is None:
+        return 0
+    rule, of_job = _rule(session, workspace, name, newest, defaults)
+    if rule.keeps_all:
+        return 0
+    query = catalog.living(workspace, name)
+    rows = session.exec(query.where(VersionRow.job_id == newest.job_id) if of_job else query).all()
+    by_id = {row.id: row for row in rows}
+    gone = superfluous(rule, _candidates(session, rows), now_ns())
+    for id in gone:
+        catalog.remove(session, by_id[id])
+    return len(gone)
+
+
+def ruled(session: Session, defaults: Defaults) -> list[tuple[str, str]]:
+    """Artifacts with a rule of their own or of their kind: (workspace, name)."""
+    ruled = session.exec(select(RetentionRow.workspace, RetentionRow.name)).all()
+    by_kind = (
+        select(VersionRow.workspace, VersionRow.name)
+        .where(col(VersionRow.kind).in_(list(defaults)), col(VersionRow.deleted_ns).is_(None))
+        .distinct()
+    )
+    return sorted({*ruled, *(session.exec(by_kind).all() if defaults else ())})
+
+
+def _rule(
+    session: Session, workspace: str, name: str, newest: VersionRow | None, defaults: Defaults
+) -> tuple[Rule, bool]:
+    """The rule, and whether it is a job's and about its own versions alone."""
+    row = session.get(RetentionRow, (workspace, name))
+    if row is not None:
+        return Rule(**row.model_dump(exclude={"workspace", "name"})), False
+    if newest is not None and newest.checkpoint is not None:
+        facts = pb.CheckpointInfo.FromString(newest.checkpoint)
+        if facts.keep_last > 0:
+            return _job_rule(facts), True
+    default = defaults.get(newest.kind) if newest is not None else None  # type: ignore[call-overload]
+    return default or Rule(), False
+
+
+def _job_rule(facts: pb.CheckpointInfo) -> Rule:
+    return Rule.model_validate(
+        {
+            "keep_last": facts.keep_last,
+            "keep_best": int(bool(facts.best_metric)),
+            "best_metric": facts.best_metric,
+            "best_mode": facts.best_mode,
+        }
+    )
+
+
+def _candidates(session: Session, rows: Sequence[VersionRow]) -> list[Candidate]:
+    aliases = catalog.aliases_of(session, rows)
+    resumable = {row.job_id: row.id for row in sorted(rows, key=lambda row: row.number) if row.kind == "checkpoint"}
+    return [
+        Candidate(
+            id=row.id,
+            number=row.number,
+            created_ns=row.created_ns,
+            metrics=catalog.metrics_of(row),
+            pinned=bool(set(aliases[row.id]) - {LATEST}) or resumable.get(row.job_id) == row.id,
+        )
+        for row in rows
+    ]
