@@ -1,0 +1,280 @@
+"""Compares what workers sent, as their diaries tell, with what is stored, as the public API tells.
+
+Shares no code with the services: stubs made from the contracts, and the diary of `tests/faults/trainer/evidence.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import grpc
+import numpy as np
+from numpy.typing import NDArray
+from trainyard_protos.v1 import artifacts_pb2, artifacts_pb2_grpc, metrics_pb2, metrics_pb2_grpc
+
+from tests.faults.trainer import evidence
+from tests.faults.trainer.evidence import Told
+
+DEADLINE_S = 60
+_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
+_SHOWN = 20
+
+Bits = NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSeries:
+    """One name of one rank: points in the order in which they were answered."""
+
+    name: str
+    rank: int
+    attempt: tuple[int, ...]
+    step: tuple[int, ...]
+    bits: Bits
+
+    def of_attempt(self, attempt: int) -> dict[int, int]:
+        """Bits by step."""
+        points = zip(self.attempt, self.step, self.bits.tolist(), strict=True)
+        return {step: bits for number, step, bits in points if number == attempt}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """All that a yard keeps of one job.
+
+    Attributes:
+        hidden: series with what rewinds hid.
+        stitched: series as a user sees them.
+        lines: by attempt and rank, in the order in which they were answered; those of the evidence alone.
+        checkpoints: (step, bytes) of every version.
+        outputs: bytes of the final model, if it was stored.
+    """
+
+    hidden: Sequence[StoredSeries]
+    stitched: Sequence[StoredSeries]
+    lines: Mapping[tuple[int, int], Sequence[str]]
+    checkpoints: Sequence[tuple[int, bytes]] = ()
+    outputs: bytes | None = None
+
+
+class Api:
+    """The public API of a yard, with nothing of the client library between."""
+
+    def __init__(self, endpoint: str, token: str) -> None:
+        self._channel = grpc.insecure_channel(endpoint, options=_OPTIONS)
+        self._metadata = (("authorization", f"Bearer {token}"),)
+        self.metrics = metrics_pb2_grpc.MetricsServiceStub(self._channel)
+        self.artifacts = artifacts_pb2_grpc.ArtifactServiceStub(self._channel)
+
+    def __enter__(self) -> Api:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._channel.close()
+
+    @property
+    def with_deadline(self) -> dict[str, object]:
+        """Arguments of every call."""
+        return {"metadata": self._metadata, "timeout": DEADLINE_S}
+
+    def stored(self, job_id: str, output: str = "") -> Stored:
+        """Everything about a job. `output`: the name of the artifact it makes at its end."""
+        return Stored(
+            hidden=list(self._series(job_id, hidden=True)),
+            stitched=list(self._series(job_id, hidden=False)),
+            lines=self._lines(job_id),
+            checkpoints=list(self._checkpoints(job_id)),
+            outputs=self.single_file(output) if output else None,
+        )
+
+    def count(self, job_id: str, name: str) -> int:
+        """Points that are stored of a series, of all ranks together, without those that a rewind hid."""
+        selector = metrics_pb2.SeriesSelector(workspace="default", job_id=job_id, names=[name])
+        request = metrics_pb2.ListSeriesRequest(selector=selector)
+        return sum(series.count for series in self.metrics.ListSeries(request, **self.with_deadline).series)
+
+    def _series(self, job_id: str, *, hidden: bool) -> Iterator[StoredSeries]:
+        for name in (*evidence.TRAIN_NAMES, *evidence.VALIDATION_NAMES):
+            selector = metrics_pb2.SeriesSelector(
+                workspace="default", job_id=job_id, names=[name], include_hidden=hidden
+            )
+            request = metrics_pb2.QuerySeriesRequest(selector=selector, max_points=0)
+            for series in self.metrics.QuerySeries(request, **self.with_deadline).series:
+                values = np.array(series.value, dtype="<f8").view("<u8")
+                yield StoredSeries(series.name, series.rank, tuple(series.attempt), tuple(series.step), values)
+
+    def _lines(self, job_id: str) -> dict[tuple[int, int], list[str]]:
+        found: dict[tuple[int, int], list[str]] = {}
+        request = metrics_pb2.ReadLogsRequest(workspace="default", job_id=job_id)
+        for page in self.metrics.ReadLogs(request, **self.with_deadline):
+            for stored in page.lines:
+                if stored.line.text.startswith(evidence.PREFIX):
+                    found.setdefault((stored.attempt, stored.line.rank), []).append(stored.line.text)
+        return found
+
+    def _checkpoints(self, job_id: str) -> Iterator[tuple[int, bytes]]:
+        request = artifacts_pb2.ListVersionsRequest(
+            workspace="default", kind="checkpoint", job_id=job_id, page_size=500
+        )
+        for version in self.artifacts.ListVersions(request, **self.with_deadline).versions:
+            yield version.checkpoint.step, self.single_file(version.id)
+
+    def single_file(self, reference: str) -> bytes:
+        """The bytes of a version that holds one file."""
+        request = artifacts_pb2.GetVersionRequest(workspace="default", reference=reference)
+        detail = self.artifacts.GetVersion(request, **self.with_deadline)
+        (file,) = detail.manifest.files
+        chunks = artifacts_pb2.GetChunksRequest(
+            workspace="default", version_id=detail.version.id, hashes=[chunk.hash for chunk in file.chunks]
+        )
+        answers = self.artifacts.GetChunks(chunks, **self.with_deadline)
+        by_hash: dict[bytes, bytes] = {}
+        for answer in answers:
+            by_hash[answer.hash] = by_hash.get(answer.hash, b"") + answer.data
+        return b"".join(by_hash[chunk.hash] for chunk in file.chunks)
+
+
+def differences(
+    seed: int, told: Iterable[Told], stored: Stored, *, over: bool = True, agents_lived: bool = True
+) -> list[str]:
+    """What is missing, doubled, invented, changed or out of order, in words; empty when all is well.
+
+    Args:
+        over: the job has ended well, so that the newest checkpoint and the output must be there too.
+        agents_lived: no agent was killed, so that even the last lines of a killed worker were read from its file.
+    """
+    diaries = list(told)
+    check = _Check(seed, diaries, agents_lived)
+    for worker in diaries:
+        check.points(worker, stored.hidden)
+        check.lines(worker, stored.lines.get((worker.attempt, worker.rank), ()))
+    check.strangers(stored)
+    check.stitched(stored.stitched)
+    check.checkpoints(stored, over)
+    return check.found
+
+
+def assert_whole(api: Api, job_id: str, folder: Path, seed: int, output: str, *, agents_lived: bool = True) -> None:
+    """Fails with what differs between the diaries in `folder` and what the yard has of an ended job."""
+    stored = api.stored(job_id, output)
+    found = differences(seed, evidence.read_diaries(folder), stored, agents_lived=agents_lived)
+    shown = "\n".join(found[:_SHOWN])
+    assert not found, f"seed {seed}: {len(found)} differences between what was sent and what is stored:\n{shown}"
+
+
+@dataclass
+class _Check:
+    seed: int
+    diaries: Sequence[Told]
+    agents_lived: bool
+    found: list[str] = field(default_factory=list)
+
+    def points(self, worker: Told, series: Sequence[StoredSeries]) -> None:
+        """Every point of a worker is there once, with its bits, in order; and no other."""
+        by_name = {each.name: each for each in series if each.rank == worker.rank}
+        for name in (*evidence.TRAIN_NAMES, *evidence.VALIDATION_NAMES):
+            who = f"attempt {worker.attempt} rank {worker.rank} {name}"
+            expected = [step for step in worker.steps if _logs(name, step)]
+            certain = {step for step in worker.certain if _logs(name, step)}
+            found = by_name.get(name)
+            steps = [] if found is None else _steps(found, worker.attempt)
+            self._same(who, expected, certain, steps)
+            if found is not None:
+                self._bits(who, found, worker.attempt)
+
+    def lines(self, worker: Told, lines: Sequence[str]) -> None:
+        """Every line of a worker is there once, in order."""
+        who = f"attempt {worker.attempt} rank {worker.rank} line"
+        texts = {
+            evidence.line(self.seed, worker.attempt, worker.rank, step): step
+            for step in worker.steps
+            if step % evidence.PRINT_EVERY == 0
+        }
+        self.found += [f"{who} invented: {text!r}" for text in lines if text not in texts]
+        steps = [texts[text] for text in lines if text in texts]
+        certain = set(texts.values()).intersection(worker.certain)
+        if not self.agents_lived and not worker.complete:
+            certain = {step for step in certain if steps and step <= steps[-1]}  # no hole, but the end may lack
+        self._same(who, list(texts.values()), certain, steps)
+
+    def strangers(self, stored: Stored) -> None:
+        """Nobody logged but those who kept a diary."""
+        known = {(worker.attempt, worker.rank) for worker in self.diaries}
+        for series in stored.hidden:
+            for attempt in set(series.attempt):
+                if (attempt, series.rank) not in known:
+                    self.found.append(f"attempt {attempt} rank {series.rank} {series.name}: invented, it kept no diary")
+        self.found += [
+            f"lines of {worker}: invented, it kept no diary" for worker in stored.lines if worker not in known
+        ]
+
+    def stitched(self, series: Sequence[StoredSeries]) -> None:
+        """However often it was retried, each step is there once, in order, and none is missing."""
+        last = {rank: max(worker.certain, default=0) for rank, worker in self._last_attempts().items()}
+        seen = set()
+        for each in series:
+            seen.add((each.name, each.rank))
+            expected = [step for step in range(1, last.get(each.rank, 0) + 1) if _logs(each.name, step)]
+            self._same(f"stitched rank {each.rank} {each.name}", expected, set(expected), list(each.step))
+            if list(each.attempt) != sorted(each.attempt):
+                self.found.append(f"stitched rank {each.rank} {each.name}: attempts are mixed")
+            for attempt in sorted(set(each.attempt)):
+                self._bits(f"stitched attempt {attempt} rank {each.rank} {each.name}", each, attempt)
+        for rank in last:
+            for name in (*evidence.TRAIN_NAMES, *evidence.VALIDATION_NAMES):
+                if (name, rank) not in seen:
+                    self.found.append(f"stitched rank {rank} {name}: no such series")
+
+    def checkpoints(self, stored: Stored, over: bool) -> None:
+        """Every version holds the bytes of its step; the newest one and the output are stored."""
+        final = max((max(worker.certain, default=0) for worker in self._last_attempts().values()), default=0)
+        for step, data in stored.checkpoints:
+            if data != evidence.weights(self.seed, step):
+                self.found.append(f"checkpoint of step {step}: {len(data)} bytes that nobody saved")
+        if over and final not in [step for step, _ in stored.checkpoints]:
+            self.found.append(f"checkpoint of step {final}: missing")
+        if over and stored.outputs != evidence.weights(self.seed, final):
+            self.found.append(f"the output is not the one of step {final}")
+
+    def _last_attempts(self) -> dict[int, Told]:
+        return {worker.rank: worker for worker in sorted(self.diaries, key=lambda worker: worker.attempt)}
+
+    def _same(self, who: str, expected: Sequence[int], certain: set[int], steps: Sequence[int]) -> None:
+        counts = Counter(steps)
+        self.found += [f"{who}: step {step} missing" for step in sorted(certain - counts.keys())]
+        self.found += [f"{who}: step {step} invented" for step in sorted(counts.keys() - set(expected))]
+        self.found += [f"{who}: step {step} {times} times" for step, times in counts.items() if times > 1]
+        if list(steps) != sorted(steps):
+            self.found.append(f"{who}: out of order")
+
+    def _bits(self, who: str, series: StoredSeries, attempt: int) -> None:
+        for step, bits in series.of_attempt(attempt).items():
+            value = _value(self.seed, attempt, series.rank, series.name, step)
+            if value != bits:
+                self.found.append(f"{who}: step {step} is {bits:#018x} instead of {value:#018x}")
+
+
+def _steps(series: StoredSeries, attempt: int) -> list[int]:
+    return [step for number, step in zip(series.attempt, series.step, strict=True) if number == attempt]
+
+
+def _logs(name: str, step: int) -> bool:
+    return name in evidence.TRAIN_NAMES or step % evidence.VALIDATE_EVERY == 0
+
+
+def _value(seed: int, attempt: int, rank: int, name: str, step: int) -> int:
+    of_training = name in evidence.TRAIN_NAMES
+    names = evidence.TRAIN_NAMES if of_training else evidence.VALIDATION_NAMES
+    return _row(seed, attempt, rank, step, of_training)[names.index(name)]
+
+
+@lru_cache(maxsize=400_000)
+def _row(seed: int, attempt: int, rank: int, step: int, of_training: bool) -> tuple[int, ...]:
+    """The bits of a row; every one of them is asked for many times."""
+    values = (evidence.train_values if of_training else evidence.validation_values)(seed, attempt, rank, step)
+    return struct.unpack(f"<{len(values)}Q", struct.pack(f"<{len(values)}d", *values))
