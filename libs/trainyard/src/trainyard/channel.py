@@ -23,6 +23,10 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 5000),
+    # A connection that died without a word (a firewall forgot it, a machine lost its power) is noticed within 30 s.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_http_proxy", 0),
 )
 

@@ -15,8 +15,9 @@ class Settings(BaseModel):
     pool: str = "local"
     heartbeat_s: float = Field(default=5, gt=0)
     """How often agents say that they are well."""
-    silence_s: float = Field(default=60, gt=0)
-    """An agent that was heard and then says nothing for so long is given up, its process alive or not."""
+    silence_s: float = Field(default=300, gt=0)
+    """An agent that was heard and then says nothing for so long is given up, its process alive or not. Longer than
+    networks are usually away: training goes on without its yard."""
     connect_s: float = Field(default=600, gt=0)
     """The same for an agent that was never heard: code, inputs and environments may take long to arrive."""
     token_ttl_s: float = Field(default=86_400, gt=1)
