@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 
 from services.artifacts.tests.store_kit import Yard
@@ -32,3 +34,13 @@ def tree(tmp_path):
         return root
 
     return make
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """A file system of 2 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "trainyard-test", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)

@@ -103,3 +103,14 @@ async def refused(call):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value
+
+
+def s3_settings(bucket):
+    """Settings for a store in this bucket."""
+    return {
+        "s3_bucket": bucket.name,
+        "s3_endpoint": bucket.endpoint,
+        "s3_region": bucket.region,
+        "s3_access_key_id": bucket.access_key,
+        "s3_secret_access_key": bucket.secret_key,
+    }

@@ -6,14 +6,18 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import obstore
 from obstore.exceptions import BaseError, NotFoundError
-from obstore.store import ClientConfig, RetryConfig, S3Config, S3Store
+from obstore.store import S3Store
 from servicekit.errors import Unavailable
 
 from trainyard_artifacts.objects import ObjectMissing
 from trainyard_artifacts.settings import Settings
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Config
 
 logger = logging.getLogger(__name__)
 
