@@ -4,12 +4,13 @@ Used by the command line and by the agent inside of jobs; neither pydantic nor a
 """
 
 from trainyard.artifacts.calls import FRUGAL, FULL, Pace
-from trainyard.artifacts.download import download
+from trainyard.artifacts.download import download, sync
 from trainyard.artifacts.errors import (
     ArtifactError,
     BadManifest,
     Damaged,
     FileChanged,
+    TargetBusy,
     TargetExists,
     TreeTooLarge,
     UnsafePath,
@@ -26,6 +27,7 @@ __all__ = [
     "FileChanged",
     "Pace",
     "Sent",
+    "TargetBusy",
     "TargetExists",
     "TreeTooLarge",
     "UnsafePath",
@@ -33,6 +35,7 @@ __all__ = [
     "download",
     "pack_code",
     "send",
+    "sync",
     "upload",
     "upload_part",
 ]

@@ -18,6 +18,9 @@ MOVE_TIMEOUT_S = 300.0
 """For calls that carry content."""
 CHUNK_MISSING = "ChunkMissing"
 
+Progress = Callable[[int], None]
+"""Told how many more bytes are done."""
+
 _ERROR_KEY = "trainyard-error-bin"
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 5.0
@@ -51,6 +54,10 @@ class Pace:
 FULL = Pace()
 FRUGAL = Pace(page_bytes=2 * 1024 * 1024, pages=3, streams=1)
 """A few MB of memory, for the agent beside training."""
+
+
+def ignore(done: int) -> None:
+    """The progress of somebody who does not look."""
 
 
 def reason(error: grpc.aio.AioRpcError) -> str:

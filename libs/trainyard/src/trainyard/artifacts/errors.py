@@ -6,7 +6,8 @@
     ├── TreeTooLarge    more than a caller wanted to send
     ├── FileChanged     a file changed while it was read
     ├── Damaged         bytes that came back are not the bytes that were stored
-    └── TargetExists    a download would overwrite something
+    ├── TargetExists    a download would overwrite something
+    └── TargetBusy      two downloads into the same place
 
 What the store itself refuses arrives as `grpc.aio.AioRpcError`.
 """
@@ -48,4 +49,8 @@ class Damaged(ArtifactError):
 
 
 class TargetExists(ArtifactError):
+    pass
+
+
+class TargetBusy(ArtifactError):
     pass

@@ -101,7 +101,12 @@ def _check_parents(manifest: pb.Manifest) -> None:
 
 def chunks(manifest: pb.Manifest) -> Iterator[tuple[pb.File, int, pb.ChunkRef]]:
     """Every chunk of every file, with its offset in the file."""
-    for file in manifest.files:
+    return chunks_of(manifest.files)
+
+
+def chunks_of(files: Iterable[pb.File]) -> Iterator[tuple[pb.File, int, pb.ChunkRef]]:
+    """Every chunk of these files, with its offset in the file."""
+    for file in files:
         offset = 0
         for chunk in file.chunks:
             yield file, offset, chunk

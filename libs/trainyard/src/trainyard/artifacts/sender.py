@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
-from trainyard.artifacts.calls import CALL_TIMEOUT_S, MOVE_TIMEOUT_S, Pace, patiently
+from trainyard.artifacts.calls import CALL_TIMEOUT_S, MOVE_TIMEOUT_S, Pace, Progress, patiently
 from trainyard.artifacts.pages import Closed, Page, Pages, Piece
 from trainyard.artifacts.scan import scan
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceAsyncStub
 
 _MESSAGE_BYTES = 512 * 1024  # small chunks travel together up to this; messages of this size move fastest
-
-Progress = Callable[[int], None]
-"""Told how many more bytes are done."""
 
 
 async def send_files(

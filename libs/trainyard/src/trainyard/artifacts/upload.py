@@ -17,11 +17,11 @@ import grpc
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
 from trainyard.artifacts import manifest
-from trainyard.artifacts.calls import CALL_TIMEOUT_S, CHUNK_MISSING, FULL, Pace, patiently, reason
+from trainyard.artifacts.calls import CALL_TIMEOUT_S, CHUNK_MISSING, FULL, Pace, Progress, ignore, patiently, reason
 from trainyard.artifacts.errors import UnsafePath
 from trainyard.artifacts.pages import Page
 from trainyard.artifacts.paths import check_path
-from trainyard.artifacts.sender import Progress, read_pages, send_files
+from trainyard.artifacts.sender import read_pages, send_files
 from trainyard.artifacts.walk import every_file
 
 if TYPE_CHECKING:
@@ -43,10 +43,6 @@ class Sent:
 
     manifest: pb.Manifest
     bytes: int
-
-
-def ignore(done: int) -> None:
-    """The progress of somebody who does not look."""
 
 
 async def upload(
