@@ -24,14 +24,16 @@ from trainyard.agent.prepare import Prepared, checkpoint_folder
 from trainyard.agent.restore import FRESH, Restored
 from trainyard.agent.rules import LogRules
 from trainyard.agent.session import Session
-from trainyard.agent.shipper import Shipper, Source
-from trainyard.agent.sources import LineSource, SampleSource
+from trainyard.agent.shipper import Shipper
+from trainyard.agent.sources import LineSource, SampleSource, Source
 from trainyard.agent.store import Store
 from trainyard.agent.tracked import Tracked
 from trainyard.agent.transfers import store_outputs
 
 # Output after this long is progress of a job that neither tracks nor checkpoints.
 PROGRESS_BY_OUTPUT_S = 10.0
+# A checkpoint is noticed within that time after its files last changed: so long rows stay on disk for its cut.
+LATEST_CUT_S = 60.0
 
 
 class Carriers:
@@ -53,7 +55,12 @@ class Carriers:
         self.rules = LogRules(plan.log_rules)
         self.journal = Journal(folder / "spool", plan.node)
         self.session = Session(plan, self.link, self.journal)
-        self.tracked = Tracked(folder / "tracker", self._take_facts)
+        self.tracked = Tracked(
+            folder / "tracker",
+            facts=self._take_facts,
+            complain=lambda what: self.note("RowsDropped", what),
+            cuts_within_s=LATEST_CUT_S if plan.checkpoints is not None else 0,
+        )
         self.samples: dict[int, SampleSource] = {}
         self._lines = LineSource(f"{plan.attempt_id}/{plan.node}/lines", self.journal.spool)
 
@@ -158,6 +165,7 @@ class Carriers:
             await self._shipper.finish(self._shipping)
             if self._shipper.refused:
                 unstored.append(f"logs and points: {self._shipper.refused}")
+            unstored += self._shipper.missing.values()
 
     def _sources(self) -> Iterator[Source]:
         yield self._lines

@@ -28,7 +28,7 @@ async def salvage(folder: Path, plan: Plan) -> bool:
     Raises:
         OSError: the folder cannot be read.
     """
-    tracked = Tracked(folder / "tracker", lambda _facts: None)
+    tracked = Tracked(folder / "tracker")
     tracked.look()
     lines = LineSource(f"{plan.attempt_id}/{plan.node}/lines", Spool.reopen(folder / "spool"))
     run = metrics_pb2.Run(id=plan.attempt_id, workspace=plan.workspace, job_id=plan.job_id, fence=plan.fence)

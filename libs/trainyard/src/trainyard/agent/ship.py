@@ -1,7 +1,8 @@
-"""`python -m trainyard.agent.ship FOLDER`: delivers what a plain process tracked; of a folder of such runs, all.
+"""`python -m trainyard.agent.ship FOLDER`: delivers what plain processes tracked; of a folder of such runs, all.
 
-Started by the tracker itself, detached from it. While the process lives and a yard is up, its numbers arrive as they
-are written; what is left when it ended is delivered then, together with what earlier processes could not deliver.
+Started by the tracker itself, detached from it. While the run's owner or any of its writers lives and a yard is up, the
+numbers arrive as they are written; what is left when they ended is delivered then, together with what earlier processes
+could not deliver.
 Without a yard everything stays where it is: the next yard starts a shipper for all that is left.
 """
 
@@ -23,7 +24,8 @@ from trainyard.agent.link import Link
 from trainyard.agent.owner import ended
 from trainyard.agent.shipper import LOOK_S, Shipper
 from trainyard.agent.tracked import Tracked
-from trainyard.home import YARD_FILE, boot_id, token
+from trainyard.home import YARD_FILE, boot_id, is_alive, token
+from trainyard.source import git_context
 from trainyard.tracker.offline import RUN_FILE
 
 LAST_TRY_S = 30.0
@@ -54,34 +56,37 @@ async def ship(folder: Path) -> bool:
 
 async def _deliver(folder: Path, home: Path) -> bool:
     description = json.loads((folder / RUN_FILE).read_bytes())
-    run = _run(description)
+    run = await asyncio.to_thread(_run, description)
     ca_file = os.environ.get("TRAINYARD_CA_FILE", "")
     link = Link(token=await _token(home, description), endpoint_file=str(home / YARD_FILE), ca_file=ca_file)
     early: list[dict[str, Any]] = []
-    tracked = Tracked(folder, early.append)
+    tracked = Tracked(folder, facts=early.append, complain=_complain)
     shipper = Shipper(link, run, lambda: tracked.sources, _complain)
     shipping = asyncio.create_task(shipper.run())
-    over = asyncio.create_task(_writer_ended(description))
-    while not over.done():
+    over = asyncio.create_task(_owner_ended(description))
+    while not over.done() or any(is_alive(*log.writer, description["boot_id"]) for log in tracked.logs):
         _look(tracked, early, shipper)
-        await asyncio.wait([over], timeout=LOOK_S)
-    _look(tracked, early, shipper)
+        await asyncio.wait([over] if not over.done() else [shipping], timeout=LOOK_S)
+    while _look(tracked, early, shipper):
+        pass
     finishing = asyncio.ensure_future(shipper.finish(shipping))
     await asyncio.wait([finishing], timeout=LAST_TRY_S)
     shipping.cancel()
-    return finishing.done() and not shipper.refused
+    return finishing.done() and not shipper.refused and not shipper.missing
 
 
 def _complain(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def _look(tracked: Tracked, facts: list[dict[str, Any]], shipper: Shipper) -> None:
-    if tracked.look():
+def _look(tracked: Tracked, facts: list[dict[str, Any]], shipper: Shipper) -> bool:
+    new = tracked.look()
+    if new:
         shipper.wake()
     while facts:
         fact = facts.pop(0)
         shipper.update(lambda run, fact=fact: add_facts(run, fact))  # type: ignore[misc]
+    return new
 
 
 async def _token(home: Path, description: dict[str, Any]) -> str:
@@ -89,21 +94,24 @@ async def _token(home: Path, description: dict[str, Any]) -> str:
     try:
         return token(home)
     except FileNotFoundError:
-        await _writer_ended(description)
+        await _owner_ended(description)
         return token(home)
 
 
-async def _writer_ended(description: dict[str, Any]) -> None:
+async def _owner_ended(description: dict[str, Any]) -> None:
     if description["boot_id"] == boot_id():
         await ended(description["pid"], description["start_time"])
 
 
 def _run(description: dict[str, Any]) -> metrics_pb2.Run:
+    about = description["context"]
+    script = Path(about["cwd"], *about["argv"][:1])
+    git = git_context(script.parent if script.is_file() else Path(about["cwd"]))
     return metrics_pb2.Run(
         id=description["id"],
         name=description["name"],
         created_ns=description["created_ns"],
-        context=json.dumps({**context(), **description["context"]}),
+        context=json.dumps({**context(git), **about}),
     )
 
 

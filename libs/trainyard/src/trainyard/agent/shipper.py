@@ -1,29 +1,31 @@
-"""Delivers points and lines to the metrics service, each exactly once.
+"""Delivers rows and lines to the metrics service, each exactly once.
 
-Every writer's records are numbered. A round sends what is new of every writer, waits for the acknowledgements, and
-begins again; when the stream breaks, metrics is asked what it has, and the next round goes on there.
+Every writer's records are numbered. Batches go out ahead of their acknowledgements, as many as fit into a bounded
+number of bytes; when the stream breaks, metrics is asked what it has, and the next stream goes on there. Nothing is
+kept in memory for that: sources can be read again from any number that is not acknowledged.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from trainyard_protos.v1 import metrics_pb2
 from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceStub
 
 from trainyard.agent.link import Link, keep_talking
+from trainyard.agent.sources import Gap, Source
+from trainyard.agent.window import Window
 
 if TYPE_CHECKING:
     from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceAsyncStub
 
 CALL_TIMEOUT_S = 30.0
 ACK_TIMEOUT_S = 60.0
-# Points are written into shared memory, which raises no event; they are looked for this often.
-LOOK_S = 0.5
-
+# Rows are written into shared memory, which raises no event; they are looked for this often.
+LOOK_S = 0.25
 
 # Answers that another try would not change.
 _FINAL = (
@@ -34,25 +36,12 @@ _FINAL = (
 )
 
 
-class Source(Protocol):
-    """Numbered records of one writer."""
-
-    writer_id: str
-
-    def batch(self, seq: int) -> metrics_pb2.AppendRequest | None:
-        """Records from number `seq` on, without the run's id; None when there are none yet."""
-        ...
-
-    def acknowledge(self, seq: int) -> None:
-        """Everything below `seq` is stored."""
-        ...
-
-
 class Shipper:
     """Ships the records of all sources to one run.
 
     Attributes:
         refused: why metrics takes nothing of this run; "" while it does.
+        missing: what metrics lacks and cannot get any more, in words, by writer.
     """
 
     def __init__(
@@ -73,10 +62,10 @@ class Shipper:
         self._run = run
         self._sources = sources
         self._opened: metrics_pb2.Run | None = None
-        self._acknowledged: dict[str, int] = {}
         self._wake = asyncio.Event()
         self._finishing = False
         self.refused = ""
+        self.missing: dict[str, str] = {}
 
     def wake(self) -> None:
         """There is something to ship."""
@@ -98,7 +87,6 @@ class Shipper:
         await shipping
 
     async def _converse(self) -> bool:
-        self._acknowledged.clear()
         async with self._link.connect() as channel:
             stub = MetricsServiceStub(channel)
             self._opened = None  # a yard that lost its state learns of the run again
@@ -121,7 +109,7 @@ class Shipper:
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.INVALID_ARGUMENT or self._opened is None:
                 raise
-            # Facts that were added are too large: points and lines go on without them.
+            # Facts that were added are too large: rows and lines go on without them.
             self._run.CopyFrom(self._opened)
             self._complain(error.details() or "facts of the run were refused")
             return
@@ -130,53 +118,91 @@ class Shipper:
     async def _ship(self, stub: MetricsServiceAsyncStub) -> bool:
         append: Any = stub.Append  # the stub's type does not know that requests can be written one by one
         call = append()
+        window = Window()
+        reading = asyncio.create_task(self._read(call, window))
         try:
-            while True:
-                self._wake.clear()
-                finishing = self._finishing
-                await self._open(stub)
-                if await self._round(stub, call):
-                    continue
-                if finishing:
-                    await call.done_writing()
-                    return True
-                await self._wait()
+            await self._talk(stub, call, window, reading)
+        except asyncio.InvalidStateError:  # grpc.aio's word for a call that ended while it was written to
+            await reading
+            raise
         finally:
             call.cancel()
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+        return True
 
-    async def _round(self, stub: MetricsServiceAsyncStub, call: Any) -> bool:
-        """One batch of every source that has something; whether any had."""
+    async def _talk(
+        self, stub: MetricsServiceAsyncStub, call: Any, window: Window, reading: asyncio.Task[None]
+    ) -> None:
+        while True:
+            self._wake.clear()
+            finishing = self._finishing
+            await self._open(stub)
+            exhausted = await self._send(stub, call, window)
+            if reading.done():
+                reading.result()
+            if exhausted and finishing and window.idle:
+                await call.done_writing()
+                return
+            if exhausted or not window.has_room:
+                await self._wait(window)
+
+    async def _send(self, stub: MetricsServiceAsyncStub, call: Any, window: Window) -> bool:
+        """A batch of every source, as far as the window has room; whether no source had any."""
+        exhausted = True
         sources = {source.writer_id: source for source in self._sources()}
-        sent = 0
-        for writer_id, source in sources.items():
-            batch = source.batch(await self._position(stub, writer_id))
-            if batch is not None:
-                batch.run_id = self._run.id
-                batch.writer_id = writer_id
-                await call.write(batch)
-                sent += 1
-        for _ in range(sent):
+        for writer_id in window.by_turn(sources.keys() - self.missing.keys()):
+            if not window.has_room:
+                return False
+            source = sources[writer_id]
+            if writer_id not in window.next_seq:
+                window.next_seq[writer_id] = await self._position(stub, writer_id)
+                source.acknowledge(window.next_seq[writer_id])
+            batch = self._batch(source, window.next_seq[writer_id])
+            if batch is None:
+                continue
+            exhausted = False
+            batch.run_id = self._run.id
+            batch.writer_id = writer_id
+            window.sent(source, batch)
             async with asyncio.timeout(ACK_TIMEOUT_S):
-                answer = await call.read()
-            if answer is grpc.aio.EOF:
-                await _raise_status(call)
-            self._acknowledged[answer.writer_id] = answer.next_seq
-            sources[answer.writer_id].acknowledge(answer.next_seq)
-        return sent > 0
+                await call.write(batch)
+        return exhausted
+
+    def _batch(self, source: Source, seq: int) -> metrics_pb2.AppendRequest | None:
+        try:
+            return source.batch(seq)
+        except Gap as gap:
+            self.missing[source.writer_id] = str(gap)
+            self._complain(str(gap))
+            return None
 
     async def _position(self, stub: MetricsServiceAsyncStub, writer_id: str) -> int:
-        if writer_id not in self._acknowledged:
-            request = metrics_pb2.GetPositionRequest(run_id=self._run.id, writer_id=writer_id)
-            answer = await stub.GetPosition(request, timeout=CALL_TIMEOUT_S)
-            self._acknowledged[writer_id] = answer.next_seq
-        return self._acknowledged[writer_id]
+        request = metrics_pb2.GetPositionRequest(run_id=self._run.id, writer_id=writer_id)
+        return (await stub.GetPosition(request, timeout=CALL_TIMEOUT_S)).next_seq
 
-    async def _wait(self) -> None:
+    async def _read(self, call: Any, window: Window) -> None:
+        """Takes in acknowledgements until the stream ends.
+
+        Raises:
+            AioRpcError: however it ended.
+        """
+        try:
+            while (answer := await call.read()) is not grpc.aio.EOF:
+                waited_for = self._finishing or not window.has_room
+                window.acknowledged(answer)
+                if waited_for:
+                    self._wake.set()
+            await _raise_status(call)
+        finally:
+            self._wake.set()
+
+    async def _wait(self, window: Window) -> None:
         try:
             async with asyncio.timeout(LOOK_S):
                 await self._wake.wait()
         except TimeoutError:
-            return
+            window.check(ACK_TIMEOUT_S)
 
 
 async def _raise_status(call: Any) -> None:

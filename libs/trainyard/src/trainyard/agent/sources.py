@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-import uuid
+import struct
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 from trainyard_protos.v1 import common_pb2, metrics_pb2
 
 from trainyard.agent.spool import Spool
-from trainyard.tracker.records import LogReader, Points
+from trainyard.tracker.reading import Group, LogReader, Stretch
 
 LINES_PER_BATCH = 2_000
-POINTS_PER_BATCH = 10_000
-BATCH_BYTES = 1024 * 1024
-BLOCK_BYTES = 64 * 1024
-MAX_SAMPLES = 20_000
+SAMPLES_PER_BATCH = 2_000
+BATCH_BYTES = 256 * 1024
+MAX_SAMPLES = 4_000
+
+
+class Gap(Exception):
+    """Records are asked for that were given back, because metrics had acknowledged them once."""
+
+
+class Source(Protocol):
+    """Numbered records of one writer."""
+
+    writer_id: str
+
+    def batch(self, seq: int) -> metrics_pb2.AppendRequest | None:
+        """Records from number `seq` on, without the ids of run and writer; None when there are none yet.
+
+        Raises:
+            Gap: they are gone.
+        """
+        ...
+
+    def acknowledge(self, seq: int) -> None:
+        """Everything below `seq` is stored."""
+        ...
 
 
 class LineSource:
@@ -37,68 +60,69 @@ class LineSource:
         self._spool.forget(seq)
 
 
-class Columns:
-    """Points being gathered into one batch."""
-
-    def __init__(self, rank: int) -> None:
-        self._points = metrics_pb2.Points(rank=rank)
-        self._names: dict[str, int] = {}
-
-    def add(self, name: str, step: int, time_ns: int, value: float) -> None:
-        index = self._names.setdefault(name, len(self._names))
-        self._points.name.append(index)
-        self._points.step.append(step)
-        self._points.time_ns.append(time_ns)
-        self._points.value.append(value)
-
-    def __len__(self) -> int:
-        return len(self._points.name)
-
-    def request(self, first_seq: int) -> metrics_pb2.AppendRequest | None:
-        if not self._names:
-            return None
-        self._points.names.extend(self._names)
-        return metrics_pb2.AppendRequest(first_seq=first_seq, points=self._points)
-
-
 class TrackerSource:
-    """Points of one tracker's log. The file is the only copy: what got lost on its way is read again."""
+    """Rows of one tracker's log. The file is the only copy: what got lost on its way is read again.
 
-    def __init__(self, path: Path) -> None:
+    Attributes:
+        acknowledged: the number of the first row that metrics does not have, as far as is known.
+    """
+
+    def __init__(self, folder: Path, writer: str, index: int) -> None:
         """
+        Args:
+            index: of the first segment that is there.
+
         Raises:
-            ValueError: the log has no header yet.
+            ValueError: the segment has no header yet.
         """
-        self._start = LogReader(path)
-        self._behind = self._start  # where to read on: at the acknowledged position, or a little before
-        self.writer_id = str(uuid.UUID(bytes=self._start.writer_id))
-        self.rank = self._start.rank
+        self._folder = folder
+        self._first_index = index
+        self._reader = LogReader(folder, writer, index)
+        self.writer_id = writer
+        self.rank = self._reader.header.rank
+        self.acknowledged = 0
 
     def batch(self, seq: int) -> metrics_pb2.AppendRequest | None:
-        if seq < self._behind.next_seq:
-            self._behind = self._start
-        columns = Columns(self.rank)
-        reader = self._behind.fork()
-        while len(columns) < POINTS_PER_BATCH:
-            if reader.next_seq <= seq:
-                self._behind = reader.fork()
-            begun = reader.offset
-            for record in reader.read(BLOCK_BYTES):
-                if isinstance(record, Points):
-                    _add_from(columns, record, seq)
-            if reader.offset == begun:
-                break
-        return columns.request(seq)
+        if seq < self._reader.next_row:
+            self._reader = LogReader(self._folder, self.writer_id, self._first_index)
+        if seq < self._reader.next_row:
+            raise Gap(
+                f"metrics asks for the rows of rank {self.rank} from number {seq:,} on, but had acknowledged all below "
+                f"{self._reader.next_row:,}, and so they were removed here; was metrics restored from an old backup?"
+            )
+        self._reader.skip_to(seq)
+        while (stretch := self._reader.read(BATCH_BYTES)) is not None:
+            if stretch.count:
+                return _request(stretch, self.rank)
+        return None
 
     def acknowledge(self, seq: int) -> None:
-        """Nothing to forget: the log stays until the attempt's folder goes."""
+        self.acknowledged = seq
+
+    def forget(self, index: int) -> None:
+        """This segment, which is acknowledged, is about to be removed."""
+        self._first_index = index + 1
+        self._reader.leave(index)
 
 
-def _add_from(columns: Columns, points: Points, seq: int) -> None:
-    values = zip(points.names, points.values, strict=True)
-    for number, (name, value) in enumerate(values, points.first_seq):
-        if number >= seq:
-            columns.add(name, points.step, points.time_ns, value)
+def _request(stretch: Stretch, rank: int) -> metrics_pb2.AppendRequest:
+    alone = len(stretch.groups) == 1
+    rows = metrics_pb2.Rows(rank=rank, count=stretch.count, blocks=[_block(group, alone) for group in stretch.groups])
+    return metrics_pb2.AppendRequest(first_seq=stretch.first_row, rows=rows)
+
+
+def _block(group: Group, alone: bool) -> metrics_pb2.Block:
+    return metrics_pb2.Block(
+        names=group.names,
+        row=b"" if alone else _pack("I", group.numbers),
+        step=group.steps(),
+        time_ns=group.times_ns(),
+        value=b"".join(map(group.column, range(len(group.names)))),
+    )
+
+
+def _pack(kind: str, values: Sequence[float]) -> bytes:
+    return struct.pack(f"<{len(values)}{kind}", *values)
 
 
 class SampleSource:
@@ -108,25 +132,36 @@ class SampleSource:
         self.writer_id = writer_id
         self._rank = rank
         self._first_seq = 0
-        self._samples: deque[tuple[str, int, float, int]] = deque()
-
-    @property
-    def next_seq(self) -> int:
-        return self._first_seq + len(self._samples)
+        self._rows: deque[tuple[tuple[str, ...], int, int, tuple[float, ...]]] = deque()
 
     def add(self, values: Iterable[tuple[str, float]], time_ns: int, step: int) -> None:
-        """Adds samples; when metrics was away for too long, new ones are dropped, because numbers may have no holes."""
-        if len(self._samples) < MAX_SAMPLES:
-            self._samples.extend((name, time_ns, value, step) for name, value in values)
+        """Adds a row; when metrics was away for too long, new ones are dropped, because numbers may have no holes."""
+        if len(self._rows) < MAX_SAMPLES:
+            names, numbers = zip(*values, strict=True)
+            self._rows.append((names, step, time_ns, numbers))
 
     def batch(self, seq: int) -> metrics_pb2.AppendRequest | None:
-        columns = Columns(self._rank)
-        for index, (name, time_ns, value, step) in enumerate(self._samples, self._first_seq):
-            if index >= seq and len(columns) < POINTS_PER_BATCH:
-                columns.add(name, step, time_ns, value)
-        return columns.request(seq)
+        begin = seq - self._first_seq
+        chosen = list(islice(self._rows, begin, begin + SAMPLES_PER_BATCH))
+        if not chosen:
+            return None
+        places: dict[tuple[str, ...], list[int]] = {}
+        for place, (names, *_) in enumerate(chosen):
+            places.setdefault(names, []).append(place)
+        rows = metrics_pb2.Rows(rank=self._rank, count=len(chosen))
+        for names, numbers in places.items():
+            steps, times, values = zip(*(chosen[number][1:] for number in numbers), strict=True)
+            columns = [value for column in zip(*values, strict=True) for value in column]
+            rows.blocks.add(
+                names=names,
+                row=_pack("I", numbers),
+                step=_pack("q", steps),
+                time_ns=_pack("q", times),
+                value=_pack("d", columns),
+            )
+        return metrics_pb2.AppendRequest(first_seq=seq, rows=rows)
 
     def acknowledge(self, seq: int) -> None:
-        while self._samples and self._first_seq < seq:
-            self._samples.popleft()
+        while self._rows and self._first_seq < seq:
+            self._rows.popleft()
             self._first_seq += 1

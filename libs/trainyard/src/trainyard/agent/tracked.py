@@ -3,113 +3,130 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from trainyard_protos.v1 import common_pb2
 
-from trainyard.agent.sources import TrackerSource
-from trainyard.tracker.records import SUFFIX, Facts, LogReader, Points, ProgressMade, Record
+from trainyard.agent.followed import FollowedLog
+from trainyard.agent.pace import Pace
+from trainyard.agent.sources import SampleSource, Source
+from trainyard.tracker.reading import Stretch
+from trainyard.tracker.records import SUFFIX
 
 MAX_METRICS = 64
-
-
-class _Log:
-    """One tracker's log, read for shipping, for progress, and for cuts."""
-
-    def __init__(self, path: Path) -> None:
-        self.source = TrackerSource(path)
-        self.reader = LogReader(path)
-        self._before_last_cut = self.reader.fork()
-        self.values: dict[str, float] = {}  # newest at the last cut
-
-    def cut(self, until_ns: int, step: int) -> int:
-        """The first number that is not in a checkpoint of `step` whose file last changed at `until_ns`; fills `values`.
-
-        That is the newest record written before the change, plus records right behind it of the same step, because a
-        script may log a step just after saving it.
-        """
-        reader = self._before_last_cut.fork()
-        position = reader.next_seq
-        while True:
-            self._before_last_cut = reader.fork()
-            for record in reader.read():
-                if isinstance(record, Points):
-                    if record.time_ns > until_ns and record.step != step:
-                        return position
-                    position = record.next_seq
-                    self.values.update(zip(record.names, record.values, strict=True))
-            if reader.offset == self._before_last_cut.offset:
-                return position
+# A folder that changed less than that before it was read may change again without its time telling.
+CLOCK_TICK_NS = 10**9
+DROPPED = "system/dropped_rows"
 
 
 class Tracked:
     """Follows every log in a node's tracker folder.
 
     Attributes:
-        on_facts: called with params, tags and notes as they appear.
+        progress: how far training is, and its newest values.
         last_heard_s: monotonic time of the newest record seen; None before the first.
     """
 
-    def __init__(self, folder: Path, facts: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        facts: Callable[[dict[str, Any]], None] = lambda _: None,
+        complain: Callable[[str], None] = lambda _: None,
+        cuts_within_s: float = 0,
+    ) -> None:
+        """
+        Args:
+            facts: called with params, tags and notes as they appear.
+            complain: called when a tracker had to drop rows, once for each.
+            cuts_within_s: how late `cut` may be asked for a moment; younger rows stay on disk for that. Later, the
+                answer is the end of a segment after that moment.
+        """
         self._folder = folder
         self._facts = facts
-        self._logs: dict[str, _Log] = {}
+        self._complain = complain
+        self._cuts_within_ns = int(cuts_within_s * 1e9)
+        self._logs: dict[str, FollowedLog] = {}
+        self._dropped: dict[str, SampleSource] = {}
+        self._looked_for_logs_ns = 0
         self._ranks: dict[str, int] = {}  # of the newest value of each metric
-        self._first: tuple[int, int] | None = None  # step and time of the first progress
         self._said = False
+        self._pace = Pace()
         self.progress = common_pb2.Progress()
         self.last_heard_s: float | None = None
 
     @property
-    def sources(self) -> Iterator[TrackerSource]:
-        """The logs, to be shipped."""
-        return (log.source for log in self._logs.values())
+    def sources(self) -> Iterator[Source]:
+        """What is to be shipped."""
+        yield from (log.source for log in self._logs.values())
+        yield from self._dropped.values()
+
+    @property
+    def logs(self) -> Iterator[FollowedLog]:
+        """The logs themselves."""
+        return iter(self._logs.values())
 
     def look(self) -> bool:
-        """Reads what is new; whether there was anything."""
+        """Reads what is new, some of it at least; whether there was anything."""
         self._find()
         new = False
         for log in self._logs.values():
-            for record in log.reader.read():
+            dropped_before = log.dropped
+            for stretch in log.look():
                 new = True
-                self._take(record, log.source.rank)
+                self._take(stretch, log.source.rank)
+            if log.dropped > dropped_before:
+                self._note_dropped(log)
+            log.give_back(time.time_ns() - self._cuts_within_ns)
         if new:
             self.last_heard_s = time.monotonic()
         return new
 
     def cut(self, until_ns: int, step: int) -> tuple[dict[str, int], dict[str, float]]:
-        """Of a checkpoint: positions (writer id -> first number not in it), and the newest values there."""
+        """Of a checkpoint: positions (writer id -> number of the first row not in it), and the newest values there."""
         self._find()
         positions: dict[str, int] = {}
         values: dict[str, float] = {}
         # The lowest rank last: where several log the same name, its value counts.
         for log in sorted(self._logs.values(), key=lambda each: -each.source.rank):
-            positions[log.source.writer_id] = log.cut(until_ns, step)
-            values.update(log.values)
+            positions[log.source.writer_id], newest = log.cut(until_ns, step)
+            values.update(newest)
         return positions, values
 
     def _find(self) -> None:
+        """New logs. The folder is read only when it changed: after a long outage it holds thousands of segments."""
+        if self._folder.stat().st_mtime_ns < self._looked_for_logs_ns - CLOCK_TICK_NS:
+            return
+        self._looked_for_logs_ns = time.time_ns()
+        first: dict[str, int] = {}
         for path in self._folder.iterdir():
-            if path.suffix == SUFFIX and path.name not in self._logs:
-                try:
-                    self._logs[path.name] = _Log(path)
-                except ValueError:
-                    continue  # its writer is just about to write the header
+            writer, _, number = path.stem.partition(".")
+            if path.suffix == SUFFIX and writer not in self._logs and number.isdecimal():
+                first[writer] = min(first.get(writer, int(number)), int(number))
+        for writer, index in first.items():
+            try:
+                self._logs[writer] = FollowedLog(self._folder, writer, index)
+            except ValueError:
+                self._looked_for_logs_ns = 0  # its writer is just about to write the header
 
-    def _take(self, record: Record, rank: int) -> None:
-        match record:
-            case Points():
-                for name, value in zip(record.names, record.values, strict=True):
-                    self._newest(name, value, rank)
+    def _take(self, stretch: Stretch, rank: int) -> None:
+        for group in stretch.groups:
+            for index in (0, -1):
+                step, time_ns, values = group.row(index)
                 if not self._said:
-                    self._advance(record.step, 0, record.time_ns)
-            case ProgressMade():
-                self._said = True  # what a script says itself outweighs what its points let guess
-                self._advance(record.step, record.total, record.time_ns)
-            case Facts():
-                self._facts(record.values)
+                    self._advance(step, 0, time_ns)
+            for name, value in zip(group.names, values, strict=True):
+                self._newest(name, value, rank)
+        for said in stretch.progress:
+            if not self._said:
+                # What a script says itself outweighs what its rows let guess.
+                self._said, self._pace = True, Pace()
+            self._advance(said.step, said.total, said.time_ns)
+        for facts in stretch.facts:
+            self._facts(facts)
 
     def _newest(self, name: str, value: float, rank: int) -> None:
         """Keeps the value of the lowest rank that logs this name."""
@@ -123,12 +140,19 @@ class Tracked:
 
     def _advance(self, step: int, total: int, time_ns: int) -> None:
         progress = self.progress
-        if self._first is None:
-            self._first = (step, time_ns)
+        self._pace.add(step, time_ns)
         progress.step = max(progress.step, step)
         progress.total_steps = total or progress.total_steps
         progress.updated_ns = max(progress.updated_ns, time_ns)
-        first_step, first_ns = self._first
-        if progress.total_steps and step > first_step and time_ns > first_ns:
-            per_step_s = (time_ns - first_ns) / 1e9 / (step - first_step)
-            progress.seconds_left = max(0, progress.total_steps - step) * per_step_s
+        if (left := self._pace.seconds_left(progress.total_steps)) is not None:
+            progress.seconds_left = left
+
+    def _note_dropped(self, log: FollowedLog) -> None:
+        rank = log.source.rank
+        if log.source.writer_id not in self._dropped:
+            # A writer of its own for every reader: who comes after this process counts on.
+            writer_id = f"{log.source.writer_id}/dropped/{uuid.uuid4()}"
+            self._dropped[log.source.writer_id] = SampleSource(writer_id, rank)
+            self._complain(f"the disk of this machine is full: rank {rank} drops what it logs until there is room")
+        row = [(DROPPED, float(log.dropped))]
+        self._dropped[log.source.writer_id].add(row, time.time_ns(), self.progress.step)

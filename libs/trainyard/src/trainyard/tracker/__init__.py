@@ -5,8 +5,9 @@
         ...
         tracker.log({"train/loss": loss}, step=step)
 
-Inside a job the numbers go to the job's run. In a plain `python train.py` they make a run of their own: they are kept
-on disk, and shipped by a process of its own as soon as a yard is up on this machine.
+Inside a job the numbers go to the job's run. In a plain `python train.py` they make a run of their own, in which all
+processes of one torchrun come together: they are kept on disk, and shipped by a process of its own as soon as a yard is
+up on this machine.
 
 No call here raises, blocks on the network, or starts a thread: training never fails because of its bookkeeping. What
 cannot be recorded is dropped, and said once on stderr. Only the standard library is imported.
@@ -19,22 +20,42 @@ from typing import Any
 
 from trainyard.tracker.session import Session
 
-__all__ = ["finish", "log", "note", "params", "progress", "tags"]
+__all__ = ["finish", "init", "log", "note", "params", "progress", "tags"]
 
 _session = Session()
 
-log_points = _session.log
+log_row = _session.log
+
+
+def init(
+    name: str | None = None, *, params: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None
+) -> None:
+    """Says what this run is. Nobody has to: the first call of anything begins the run.
+
+    Args:
+        name: of a run outside of any job; to be given before anything else is recorded. A job's run has the job's name.
+        params: as for `params`.
+        tags: as for `tags`.
+    """
+    if name is not None:
+        _session.call_run(str(name))
+    if params:
+        _session.facts("params", dict(params))
+    if tags:
+        _session.facts("tags", {str(key): str(value) for key, value in dict(tags).items()})
 
 
 def log(metrics: Mapping[str, float], step: int | None = None) -> None:
-    """Records values under their names.
+    """Records values under their names: one row.
+
+    A CUDA tensor of one element is never waited for: its value is copied behind the work that computes it, and the row
+    is written by a later call, or by `finish`, or when the process ends in an orderly way.
 
     Args:
-        metrics: anything that `float()` takes; NaN and infinities are kept. A tensor on a device is waited for, so log
-            numbers, not tensors, where that matters.
+        metrics: anything that `float()` takes, at least one; NaN and infinities are kept bit by bit.
         step: the step they belong to. Without one, the step after the last one logged by this process.
     """
-    log_points(metrics, step)
+    log_row(metrics, step)
 
 
 def progress(step: int, total: int | None = None) -> None:

@@ -1,8 +1,11 @@
 """A run of its own: what the tracker does in a process that belongs to no job.
 
 The process writes into a folder under the yard's home and starts a shipper, which is detached from it: shipping is
-never a thread of the trainer. The shipper waits for the process to end; what it cannot deliver stays for the next one,
-or the next yard.
+never a thread of the trainer. The shipper waits for the run's owner and its writers to end; what it cannot deliver
+stays for the next one, or the next yard.
+
+A run belongs to the process that began it. Under torchrun it belongs to torchrun: the processes that one torchrun
+started make one run together, each with its rank.
 """
 
 from __future__ import annotations
@@ -13,12 +16,23 @@ import subprocess
 import sys
 import time
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard.home import boot_id, home, process_start_time
 
 RUN_FILE = "run.json"
 _run_folder: Path | None = None
+_name = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """The process that a run belongs to."""
+
+    pid: int
+    start_time: int
+    run_id: str
 
 
 def folder() -> Path:
@@ -26,34 +40,62 @@ def folder() -> Path:
     return home() / "offline"
 
 
+def call_run(name: str) -> None:
+    """Gives the run a name, where it has none yet.
+
+    Raises:
+        ValueError: the run has begun, and so it has a name.
+    """
+    global _name
+    if _run_folder is not None and name != _name:
+        raise ValueError(f"the run has begun and cannot be called '{name}' any more: call init() before anything else")
+    _name = name
+
+
 def begin() -> Path:
     """The folder of this process's run. Its forked children write to the same run."""
     global _run_folder
     if _run_folder is None:
-        run_id = str(uuid.uuid4())
+        owner = _owner()
         home().mkdir(parents=True, exist_ok=True, mode=0o700)
-        _run_folder = folder() / run_id
-        _run_folder.mkdir(parents=True, mode=0o700)
-        _describe(_run_folder, run_id)
-        _start_shipper(_run_folder)
+        run_folder = folder() / owner.run_id
+        run_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if _describe(run_folder, owner):
+            _start_shipper(run_folder)
+        _run_folder = run_folder
     return _run_folder
 
 
-def _describe(run_folder: Path, run_id: str) -> None:
-    pid = os.getpid()
+def _owner() -> _Owner:
+    launch = os.environ.get("TORCHELASTIC_RUN_ID")
+    pid = os.getppid() if launch else os.getpid()
+    start_time = process_start_time(pid) or 0
+    if not launch:
+        return _Owner(pid, start_time, str(uuid.uuid4()))
+    return _Owner(pid, start_time, str(uuid.uuid5(uuid.NAMESPACE_OID, f"{launch} {boot_id()} {pid} {start_time}")))
+
+
+def _describe(run_folder: Path, owner: _Owner) -> bool:
+    """Says what the run is; False when another of its processes has."""
     context = {"argv": sys.argv, "cwd": str(Path.cwd()), "python": sys.version, "host": os.uname().nodename}
     description = {
-        "id": run_id,
-        "name": Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python",
+        "id": owner.run_id,
+        "name": _name or (Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else "python"),
         "created_ns": time.time_ns(),
-        "pid": pid,
-        "start_time": process_start_time(pid),
+        "pid": owner.pid,
+        "start_time": owner.start_time,
         "boot_id": boot_id(),
         "context": context,
     }
-    draft = run_folder / f"{RUN_FILE}.new"
+    draft = run_folder / f"{RUN_FILE}.{os.getpid()}"
     draft.write_text(json.dumps(description))
-    draft.rename(run_folder / RUN_FILE)
+    try:
+        os.link(draft, run_folder / RUN_FILE)
+    except FileExistsError:
+        return False
+    finally:
+        draft.unlink()
+    return True
 
 
 def _start_shipper(run_folder: Path) -> None:

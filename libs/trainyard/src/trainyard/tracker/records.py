@@ -1,244 +1,224 @@
 """The tracker's log: how a training process hands its numbers to the agent without ever waiting for it.
 
-One file per writing process, memory-mapped by its writer, so that what was written survives the writer's death by any
-signal. Everything is little-endian.
+A writing process fills segments, files `<writer id>.<index>.log` with index 0, 1, 2, ..., each memory-mapped, so that
+what was written survives the writer's death by any signal. A segment that is read to its end, acknowledged and not
+needed for a checkpoint's cut is removed by the reader: a log does not grow for as long as the training runs. Every
+segment can be read alone. Everything is little-endian and aligned to 8 bytes.
 
-    header    64 bytes: magic "TYLOG\\0\\0\\1", writer id (16 bytes, a UUID), rank (i32), pid (u32),
-              created_ns (i64), zeros
-    record    length of the payload (u32, never 0), CRC-32 of kind and payload (u32), kind (u8), payload,
-              zeros up to a multiple of 8
-    the end   a length of 0: files grow by zeros
+    header    96 bytes: magic "TYLOG\\0\\0\\2", writer id (16 bytes, a UUID), rank (i32), pid (u32), the process's
+              start time (u64, clock ticks since boot), created_ns (i64), index (u64), number of the first row (u64),
+              rows dropped so far (u64, changes), zeros
+    record    size (u32, of the whole record, a multiple of 8, never 0), tag (u32: kind in the highest byte),
+              payload, zeros or spaces, CRC-32 (u32) in the last 4 bytes
+    the end   a size of 0; there is always one
 
-The length is stored last, with its record behind it, and the CRC covers the rest: a reader never takes a torn record
-for a whole one; it stops before it and looks again later. A reader needs no lock and the writer never looks back.
+    kind  low 24 bits of the tag   payload
+    0     shape                    row: step (i64), time_ns (i64), then one f64 for each name of the shape
+    1     shape                    JSON list of names: what rows of that shape in this segment consist of
+    2     0                        progress: step (i64), total steps (i64, 0 when unknown), time_ns (i64)
+    3     0                        facts: JSON object {"params" | "tags" | "note": value}
 
-    kind  payload
-    1     shape: JSON list of names; shapes are numbered 0, 1, 2, ... in the order they appear
-    2     points: shape (u32), step (i64), time_ns (i64), then one f64 for each name of the shape
-    3     progress: step (i64), total steps (i64, 0 when unknown), time_ns (i64)
-    4     facts: JSON object {"params" | "tags" | "note": value}
-    5     the end: the writer said that it is done
+A segment is complete when the next one exists (its header being there). Rows are numbered 0, 1, 2, ... per writer; one
+call of `log` is one row. Those numbers are the sequence numbers that the metrics service acknowledges and that a
+checkpoint's cut names.
 
-Points are numbered 0, 1, 2, ... per writer, name by name within a record. Those numbers are the sequence numbers that
-the metrics service acknowledges.
+The size is stored last, with its record behind it, and the CRC covers the rest: a reader never takes a torn record for
+a whole one; it stops before it and looks again later. A reader needs no lock and the writer never looks back.
+
+Every CRC continues from the value `RESIDUE` instead of 0. A CRC-32 over data and its own CRC is that constant, whatever
+the data, so that the CRC over any number of whole records, continued from `RESIDUE`, is `RESIDUE` again: one call
+verifies thousands of them.
 """
 
 from __future__ import annotations
 
-import copy
 import json
 import mmap
 import os
 import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-MAGIC = b"TYLOG\0\0\1"
+MAGIC = b"TYLOG\0\0\2"
 SUFFIX = ".log"
-HEADER = struct.Struct("<8s16siIq24x")
-FRAME = struct.Struct("<IIB")
-POINTS = struct.Struct("<Iqq")
+HEADER = struct.Struct("<8s16siIQqQQQ24x")
+DROPPED_AT = 64  # in the header
+HEAD = struct.Struct("<II")
 PROGRESS = struct.Struct("<qqq")
-SHAPE_KIND, POINTS_KIND, PROGRESS_KIND, FACTS_KIND, END_KIND = 1, 2, 3, 4, 5
+ROW, SHAPE, PROGRESS_MADE, FACTS = range(4)
+KIND_SHIFT = 24
+SHAPE_MASK = (1 << KIND_SHIFT) - 1
+RESIDUE = 0x2144DF1C
 
 FIRST_SIZE = 64 * 1024
-LARGEST_STEP_OF_GROWTH = 4 * 1024 * 1024
-MAX_PAYLOAD = 1024 * 1024
+LARGEST_SIZE = 4 * 1024 * 1024
+MAX_RECORD = 1024 * 1024
+_END = 8  # bytes of zeros behind the last record of a full segment
 
 
-class LogFull(Exception):
-    """The record is larger than a record may be, or the disk is full. Nothing was written."""
+class TooLarge(Exception):
+    """The record is larger than a record may be. Nothing was written."""
 
 
-class LogWriter:
-    """Appends to one log file. Not for several threads at once; never shared with a forked child."""
+class SegmentFull(Exception):
+    """The record goes into the next segment. Nothing was written."""
 
-    def __init__(self, path: Path, writer_id: bytes, rank: int, created_ns: int) -> None:
+
+def segment_path(folder: Path, writer: str, index: int) -> Path:
+    """Where a segment is kept.
+
+    Args:
+        writer: the writer's id in words, a UUID.
+    """
+    return folder / f"{writer}.{index:06d}{SUFFIX}"
+
+
+class RowShape:
+    """Names that are logged together.
+
+    Attributes:
+        pack: (size, number, step, time_ns, *values) -> the record of a row without its CRC.
+        size: of such a record, with its CRC.
+        number: of the shape within its segment.
+    """
+
+    __slots__ = ("number", "pack", "size")
+
+    def __init__(self, number: int, names: int) -> None:
+        self.number = number
+        self.pack: Callable[..., bytes] = struct.Struct(f"<IIqq{names}d4x").pack
+        self.size = HEAD.size + 16 + 8 * names + 8
+
+
+def record(kind: int, payload: bytes = b"", *, shape: int = 0, filler: bytes = b"\0") -> bytes:
+    """A record without its CRC.
+
+    Raises:
+        TooLarge: see there.
+    """
+    size = (HEAD.size + len(payload) + 4 + 7) & ~7
+    if size > MAX_RECORD:
+        raise TooLarge(f"a record of {len(payload):,} bytes; a little less than {MAX_RECORD:,} are allowed")
+    return HEAD.pack(size, kind << KIND_SHIFT | shape) + payload.ljust(size - HEAD.size - 4, filler)
+
+
+def json_record(kind: int, value: Sequence[str] | dict[str, Any], *, shape: int = 0) -> bytes:
+    """A record of a JSON document, without its CRC. What JSON has no word for becomes its `str()`.
+
+    Raises:
+        TooLarge: see there.
+    """
+    return record(kind, json.dumps(value, default=str).encode(), shape=shape, filler=b" ")
+
+
+class SegmentWriter:
+    """Appends to one segment. Not for several threads at once; never shared with a forked child.
+
+    An exception that a signal handler raises in the middle of a call leaves a segment that is whole.
+
+    Attributes:
+        index: of this segment.
+        next_row: the number that the next row gets.
+        shapes: what was declared in this segment.
+        published: whether readers see it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        writer_id: bytes,
+        rank: int,
+        start_time: int,
+        created_ns: int,
+        index: int = 0,
+        first_row: int = 0,
+        room: int = 0,
+    ) -> None:
         """
         Args:
-            path: the file to create; it must not exist.
+            path: the file to create. One that is there already is what an exception left of another try.
             writer_id: 16 bytes, new for every incarnation of a writing process.
+            start_time: of this process, in clock ticks since boot.
+            room: bytes of records that have to fit at least.
 
         Raises:
-            OSError: the file cannot be made.
+            OSError: the file cannot be made; nothing is left of it.
         """
-        self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            # Reserved, not only promised: writing to a mapped page the disk has no room for would kill the process.
-            os.posix_fallocate(self._fd, 0, FIRST_SIZE)
-            self._map = mmap.mmap(self._fd, FIRST_SIZE)
-        except OSError:
-            os.close(self._fd)
-            raise
-        self._size = FIRST_SIZE
+        self.index = index
+        self.next_row = first_row
+        self.shapes: dict[tuple[str, ...], RowShape] = {}
+        self.published = False
+        self._size = max(min(FIRST_SIZE << min(index, 16), LARGEST_SIZE), _page_up(HEADER.size + room + _END))
+        self._map = _create(path, self._size)
+        self._sizes = memoryview(self._map).cast("I")
         self._end = HEADER.size
-        # The magic goes last: a file without it is not yet a log.
-        self._map[8 : HEADER.size] = HEADER.pack(MAGIC, writer_id, rank, os.getpid(), created_ns)[8:]
-        self._map[:8] = MAGIC
+        self._room = 0  # nothing is written into a segment that readers may not see yet
+        header = HEADER.pack(MAGIC, writer_id, rank, os.getpid(), start_time, created_ns, index, first_row, 0)
+        self._map[8 : HEADER.size] = header[8:]
 
-    def append(self, kind: int, payload: bytes) -> None:
-        """Adds one record; it is there for readers when this returns.
+    def publish(self) -> None:
+        """From now on readers see this segment, and take the one before it for complete."""
+        self._map[:8] = MAGIC
+        self._room = self._size - _END
+        self.published = True
+
+    def append(self, record: bytes) -> None:
+        """Adds one record, given without its CRC; it is there for readers when this returns.
 
         Raises:
-            LogFull: see there.
+            SegmentFull: see there.
         """
         start = self._end
-        stop = start + FRAME.size + len(payload)
-        following = (stop + 7) & ~7
-        if following > self._size:
-            self._grow(len(payload), following)
-        body = bytes((kind,)) + payload
-        self._map[start + 4 : stop] = zlib.crc32(body).to_bytes(4, "little") + body
-        self._map[start : start + 4] = (len(payload) or _EMPTY).to_bytes(4, "little")
-        self._end = following
+        at = start >> 2
+        if self._sizes[at]:
+            return self._catch_up(record)
+        stop = start + len(record) + 4
+        if stop > self._room:
+            raise SegmentFull
+        crc = zlib.crc32(record, RESIDUE).to_bytes(4, "little")
+        self._map[start + 4 : stop] = record[4:] + crc
+        self._sizes[at] = stop - start
+        self._end = stop
+        if record[7] == ROW:
+            self.next_row += 1
 
-    def _grow(self, payload: int, needed: int) -> None:
-        if payload > MAX_PAYLOAD:
-            raise LogFull(f"a record of {payload:,} bytes; at most {MAX_PAYLOAD:,} are allowed")
-        size = self._size
-        while size < needed:
-            size += min(size, LARGEST_STEP_OF_GROWTH)
-        try:
-            os.posix_fallocate(self._fd, self._size, size - self._size)
-            self._map.resize(size)
-        except OSError as error:
-            raise LogFull(f"{self.path} cannot grow to {size:,} bytes: {error.strerror}") from error
-        self._size = size
+    def _catch_up(self, record: bytes) -> None:
+        """An exception that a signal handler raised came between a record and the notice of it."""
+        while size := self._sizes[self._end >> 2]:
+            self.next_row += self._map[self._end + 7] == ROW
+            self._end += size
+        self.append(record)
+
+    @property
+    def room(self) -> int:
+        """Bytes of records that still fit."""
+        return self._room - self._end
+
+    def count_dropped(self, rows: int) -> None:
+        """Says how many rows were dropped so far, which needs no room."""
+        self._map[DROPPED_AT : DROPPED_AT + 8] = rows.to_bytes(8, "little")
 
     def close(self) -> None:
         """Lets go of the file; its records stay."""
+        self._sizes.release()
         self._map.close()
-        os.close(self._fd)
 
 
-_EMPTY = 0xFFFF_FFFF  # stands for a payload of no bytes, because a length of 0 is the end of the log
+def _page_up(size: int) -> int:
+    return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-@dataclass(frozen=True, slots=True)
-class Points:
-    """Values that were logged together, numbered from `first_seq` in the order of `names`."""
-
-    first_seq: int
-    names: tuple[str, ...]
-    step: int
-    time_ns: int
-    values: tuple[float, ...]
-
-    @property
-    def next_seq(self) -> int:
-        return self.first_seq + len(self.names)
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressMade:
-    step: int
-    total: int
-    time_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    values: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    pass
-
-
-Record = Points | ProgressMade | Facts | End
-
-
-class LogReader:
-    """Reads one log from its start, as far as it is whole, and again when there is more."""
-
-    def __init__(self, path: Path) -> None:
-        """
-        Raises:
-            FileNotFoundError: there is no such file.
-            ValueError: the file has no header (yet).
-        """
-        self.path = path
-        with path.open("rb") as file:
-            header = file.read(HEADER.size)
-        if len(header) < HEADER.size or not header.startswith(MAGIC):
-            raise ValueError(f"{path} is not a tracker log, or not yet one")
-        _, writer_id, self.rank, self.pid, self.created_ns = HEADER.unpack(header)
-        self.writer_id: bytes = writer_id
-        self._offset = HEADER.size
-        self._next_seq = 0
-        self._shapes: tuple[tuple[str, ...], ...] = ()
-
-    @property
-    def next_seq(self) -> int:
-        """The number that the next point gets."""
-        return self._next_seq
-
-    @property
-    def offset(self) -> int:
-        """Where the next record begins in the file."""
-        return self._offset
-
-    def fork(self) -> LogReader:
-        """Another reader that goes on from here."""
-        return copy.copy(self)
-
-    def read(self, limit_bytes: int = 1024 * 1024) -> Iterator[Record]:
-        """Records that are whole and not yet read, from about `limit_bytes` of the file at most."""
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self._offset)
-            block = file.read(FRAME.size)
-            if len(block) < FRAME.size or FRAME.unpack(block)[0] == 0:
-                return  # nothing new, which is the most frequent answer
-            # A record larger than the limit still has to fit.
-            block += file.read(max(limit_bytes, _padded(FRAME.unpack(block)[0])))
-        position = 0
-        while position < max(limit_bytes, 1) and (found := _frame(block, position)):
-            kind, payload, following = found
-            record = self._record(kind, payload)
-            position += following
-            self._offset += following
-            if record is not None:
-                yield record
-
-    def _record(self, kind: int, payload: bytes) -> Record | None:
-        if kind == POINTS_KIND:
-            shape, step, time_ns = POINTS.unpack_from(payload)
-            names = self._shapes[shape]
-            values = struct.unpack_from(f"<{len(names)}d", payload, POINTS.size)
-            points = Points(self._next_seq, names, step, time_ns, values)
-            self._next_seq = points.next_seq
-            return points
-        if kind == SHAPE_KIND:
-            self._shapes += (tuple(json.loads(payload)),)
-        elif kind == PROGRESS_KIND:
-            return ProgressMade(*PROGRESS.unpack(payload))
-        elif kind == FACTS_KIND:
-            return Facts(json.loads(payload))
-        elif kind == END_KIND:
-            return End()
-        return None  # a shape, or a kind that a newer writer knows
-
-
-def _padded(length: int) -> int:
-    """What a record takes on file, its payload of `length` bytes."""
-    return (FRAME.size + (0 if length == _EMPTY else min(length, MAX_PAYLOAD)) + 7) & ~7
-
-
-def _frame(block: bytes, position: int) -> tuple[int, bytes, int] | None:
-    """Kind, payload and length on file of the record at `position`; None when there is no whole one."""
-    if position + FRAME.size > len(block):
-        return None
-    length, crc, kind = FRAME.unpack_from(block, position)
-    if length == 0:
-        return None
-    size = 0 if length == _EMPTY else length
-    start = position + FRAME.size
-    body = block[start - 1 : start + size]
-    if len(body) != size + 1 or zlib.crc32(body) != crc:
-        return None
-    return kind, body[1:], _padded(length)
+def _create(path: Path, size: int) -> mmap.mmap:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        # Reserved, not only promised: writing to a mapped page the disk has no room for would kill the process.
+        os.posix_fallocate(descriptor, 0, size)
+        return mmap.mmap(descriptor, size)
+    except OSError:
+        path.unlink()
+        raise
+    finally:
+        os.close(descriptor)

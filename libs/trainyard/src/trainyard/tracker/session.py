@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import atexit
 import os
-import struct
 import sys
 import threading
 import time
-import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
-from trainyard.tracker.records import (
-    END_KIND,
-    FACTS_KIND,
-    POINTS,
-    POINTS_KIND,
-    PROGRESS,
-    PROGRESS_KIND,
-    SHAPE_KIND,
-    SUFFIX,
-    LogFull,
-    LogWriter,
-)
+from trainyard.tracker.devices import OnDevice, numbers
+from trainyard.tracker.log import FOLDER_VARIABLE, MAX_NAME, Log, Unavailable
+from trainyard.tracker.records import FACTS, PROGRESS, PROGRESS_MADE, TooLarge, json_record, record
 
-MAX_SHAPES = 10_000
-MAX_NAME = 256
-
-
-class _Shape:
-    """A set of names that are logged together: known names cost one lookup and one packing."""
-
-    __slots__ = ("number", "pack")
-
-    def __init__(self, number: int, names: int) -> None:
-        self.number = number
-        self.pack: Callable[..., bytes] = struct.Struct(f"<{names}d").pack
+MAX_WAITING = 1_000
+_PLAIN = frozenset((float, int, bool))
 
 
 class Session:
-    """What the functions of `trainyard.tracker` do. For any number of threads."""
+    """What the functions of `trainyard.tracker` do. For any number of threads, and for signal handlers.
+
+    Whatever cannot be written at once waits in `_waiting`, in order: what a signal handler logs in the middle of a
+    call of its own thread, and rows whose values are still on a GPU, with everything behind them.
+    """
 
     def __init__(self) -> None:
         self._warned: set[str] = set()
@@ -50,29 +33,74 @@ class Session:
         os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._writer: LogWriter | None = None
-        self._broken = False
-        self._shapes: dict[tuple[str, ...], _Shape] = {}
+        self._lock = threading.RLock()
+        self._busy = False  # the thread that holds the lock is writing: only a signal handler can see that
+        self._waiting: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
+        self._log = Log()
         self._next_step = 0
 
-    def log(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+    def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         try:
             names = tuple(metrics)
-            values = [*map(float, metrics.values())]
+            values: Any = metrics.values()
+            if not _PLAIN.issuperset(map(type, values)):
+                values = numbers(values)
             with self._lock:
-                number = self._next_step if step is None else int(step)
-                shape = self._shapes.get(names) or self._shape(names)
-                payload = POINTS.pack(shape.number, number, time.time_ns()) + shape.pack(*values)
-                self._open().append(POINTS_KIND, payload)
-                self._next_step = number + 1
+                if self._busy or self._waiting or type(values) is OnDevice:
+                    return self._row_later(names, values, step)
+                self._busy = True
+                try:
+                    self._row(names, values, step, time.time_ns())
+                finally:
+                    self._busy = False
+                if self._waiting:
+                    self._catch_up()
         except Exception as error:
             self._log_what_can_be(metrics, step, error)
 
+    def _row(self, names: tuple[str, ...], values: Any, step: int | None, time_ns: int) -> None:
+        number = self._next_step if step is None else int(step)
+        self._log.row(names, number, time_ns, values)
+        self._next_step = number + 1
+
+    def _row_later(self, names: tuple[str, ...], values: Any, step: int | None) -> None:
+        time_ns = time.time_ns()
+        if isinstance(values, OnDevice):
+            atexit.unregister(self.flush)
+            atexit.register(self.flush)
+            self._later(lambda: self._row(names, values.result(), step, time_ns), values.ready)
+        else:
+            given = list(values)
+            self._later(lambda: self._row(names, given, step, time_ns))
+
+    def _later(self, write: Callable[[], None], ready: Callable[[], bool] = lambda: True) -> None:
+        """Writes when everything before it is written and it is ready itself, at the earliest now."""
+        with self._lock:
+            if self._busy and len(self._waiting) >= MAX_WAITING:
+                raise Unavailable("more was logged by signal handlers, in the middle of a call, than can wait")
+            self._waiting.append((ready, write))
+            if not self._busy:
+                self._catch_up()
+
+    def _catch_up(self, *, wait: bool = False) -> None:
+        while self._waiting:
+            ready, write = self._waiting[0]
+            # So far ahead of the GPU no training can be; still the queue has an end.
+            if not wait and len(self._waiting) <= MAX_WAITING and not ready():
+                return
+            self._waiting.popleft()
+            self._busy = True
+            try:
+                write()
+            except Exception as error:
+                self._dropped(error)
+            finally:
+                self._busy = False
+
     def _log_what_can_be(self, metrics: Any, step: Any, error: Exception) -> None:
         """The slow way, after something went wrong: drops the values that are no numbers and keeps the others."""
-        if isinstance(error, LogFull | OSError | _Unavailable):
-            return self._warn(str(error))
+        if isinstance(error, Unavailable | TooLarge):
+            return self._dropped(error)
         try:
             good = {name: value for name, value in dict(metrics).items() if self._usable(name, value)}
             number = None if step is None else int(step)
@@ -82,6 +110,12 @@ class Session:
             self.log(good, number)
         elif good:
             self._warn(f"log of {', '.join(good)} was dropped: {error}")
+
+    def _dropped(self, error: Exception) -> None:
+        if isinstance(error, Unavailable):
+            with self._lock:
+                self._log.drop()
+        self._warn(str(error))
 
     def _usable(self, name: Any, value: Any) -> bool:
         try:
@@ -94,52 +128,40 @@ class Session:
         self._warn(f"the value of {name!r:.80} was dropped: a name is a string of 1 to {MAX_NAME} characters")
         return False
 
-    def _shape(self, names: tuple[str, ...]) -> _Shape:
-        for name in names:
-            if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-                raise ValueError(name)
-        if not names:
-            raise ValueError("nothing to log")
-        if len(self._shapes) >= MAX_SHAPES:
-            raise _Unavailable(
-                f"log of {', '.join(names)[:200]} was dropped: more than {MAX_SHAPES:,} different sets of names; "
-                "put what varies into the step or the value, not into the name"
-            )
-        self._open().append(SHAPE_KIND, json.dumps(names).encode())
-        shape = self._shapes[names] = _Shape(len(self._shapes), len(names))
-        return shape
+    def call_run(self, name: str) -> None:
+        try:
+            if not os.environ.get(FOLDER_VARIABLE):
+                from trainyard.tracker import offline
+
+                offline.call_run(name)
+        except Exception as error:
+            self._warn(str(error))
 
     def progress(self, step: int, total: int | None = None) -> None:
-        self._append(PROGRESS_KIND, lambda: PROGRESS.pack(int(step), int(total or 0), time.time_ns()))
+        self._record(lambda: record(PROGRESS_MADE, PROGRESS.pack(int(step), int(total or 0), time.time_ns())))
 
     def facts(self, kind: str, value: Any) -> None:
-        self._append(FACTS_KIND, lambda: json.dumps({kind: value}, default=str).encode())
+        self._record(lambda: json_record(FACTS, {kind: value}))
 
-    def finish(self) -> None:
-        with self._lock:
-            if self._writer is not None:
-                self._writer.append(END_KIND, b"")
-                self._writer.close()
-                self._writer = None
-                self._shapes = {}
-
-    def _append(self, kind: int, payload: Callable[[], bytes]) -> None:
+    def _record(self, make: Callable[[], bytes]) -> None:
         try:
-            with self._lock:
-                self._open().append(kind, payload())
+            made = make()
+            self._later(lambda: self._log.record(made))
         except Exception as error:
             self._warn(f"a record was dropped: {error}")
 
-    def _open(self) -> LogWriter:
-        if self._writer is None:
-            if self._broken:
-                raise _Unavailable("nothing is recorded: see the first warning")
-            try:
-                self._writer = _new_log()
-            except Exception as error:
-                self._broken = True
-                raise _Unavailable(f"nothing is recorded: {error}") from error
-        return self._writer
+    def flush(self) -> None:
+        with self._lock:
+            self._catch_up(wait=True)
+
+    def finish(self) -> None:
+        try:
+            with self._lock:
+                self._catch_up(wait=True)
+                self._log, ended = Log(), self._log
+                ended.close()
+        except Exception as error:
+            self._warn(f"the log was not closed: {error}")
 
     def _warn(self, text: str) -> None:
         """Once for every text, and in one write, so that ranks do not mix."""
@@ -149,29 +171,3 @@ class Session:
                 sys.stderr.write(f"trainyard.tracker: {text}\n")
             except Exception:  # a closed stderr is no reason to end a training either
                 return
-
-
-class _Unavailable(Exception):
-    """There is no log to write to."""
-
-
-def _new_log() -> LogWriter:
-    folder = os.environ.get("TRAINYARD_TRACKER_DIR")
-    if folder:
-        directory = Path(folder)
-    else:
-        # Imported only outside of a job: inside, the fewer modules the better.
-        from trainyard.tracker.offline import begin
-
-        directory = begin()
-    directory.mkdir(parents=True, exist_ok=True)
-    writer_id = uuid.uuid4()
-    return LogWriter(directory / f"{writer_id}{SUFFIX}", writer_id.bytes, _rank(), time.time_ns())
-
-
-def _rank() -> int:
-    for name in ("RANK", "TRAINYARD_RANK"):
-        value = os.environ.get(name, "")
-        if value.isdecimal():
-            return int(value)
-    return 0

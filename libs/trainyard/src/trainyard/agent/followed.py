@@ -1,0 +1,141 @@
+"""One tracker's log, followed for shipping, for progress, and for the cuts of checkpoints."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+
+from trainyard.agent.sources import TrackerSource
+from trainyard.tracker.reading import LogReader, Stretch
+from trainyard.tracker.records import segment_path
+
+# In one look, so that nobody else has to wait for long.
+STRETCHES_PER_LOOK = 4
+
+
+@dataclass(slots=True)
+class _End:
+    """Where a segment ends that was read.
+
+    Attributes:
+        next_row: number of the first row behind it.
+        last_time_ns: when its last row was logged.
+        values: newest values there; they are let go where no cut can be.
+    """
+
+    index: int
+    next_row: int
+    last_time_ns: int
+    values: dict[str, float] = field(default_factory=dict)
+
+
+class FollowedLog:
+    """Reads a log as it grows, and gives back its space.
+
+    Attributes:
+        source: ships its rows.
+        dropped: rows that the writer had no room for.
+    """
+
+    def __init__(self, folder: Path, writer: str, index: int) -> None:
+        """
+        Args:
+            index: of the first segment that is there.
+
+        Raises:
+            ValueError: the segment has no header yet.
+        """
+        self.source = TrackerSource(folder, writer, index)
+        self.dropped = 0
+        self._folder = folder
+        self._reader = LogReader(folder, writer, index)
+        self._newest: dict[str, float] = {}
+        self._last_time_ns = 0
+        self._present: deque[_End] = deque()  # segments read to their end and not yet removed
+        self._base = _End(index - 1, self._reader.next_row, 0)  # no cut is before it
+        self._passed = index - 1
+
+    @property
+    def writer(self) -> tuple[int, int]:
+        """The writing process: its pid and start time."""
+        return self._reader.header.pid, self._reader.header.start_time
+
+    def look(self) -> list[Stretch]:
+        """What is new, some of it at least."""
+        found: list[Stretch] = []
+        while len(found) < STRETCHES_PER_LOOK and (stretch := self._reader.read()) is not None:
+            self._pass_ends()
+            self._last_time_ns = max(self._last_time_ns, fold(self._newest, stretch))
+            found.append(stretch)
+        self._pass_ends()
+        self.dropped = self._reader.dropped()
+        return found
+
+    def _pass_ends(self) -> None:
+        for index in range(self._passed + 1, self._reader.index):
+            first_row = self._reader.header.first_row
+            self._present.append(_End(index, first_row, self._last_time_ns, dict(self._newest)))
+            self._passed = index
+
+    def give_back(self, before_ns: int) -> None:
+        """Removes segments that metrics has and that hold nothing younger than `before_ns`: no cut will need them."""
+        old = [end for end in self._present if end.last_time_ns < before_ns]
+        for end in old:
+            self._base.values = {}
+            self._base = end
+        while old and old[0].next_row <= self.source.acknowledged:
+            index = old.pop(0).index
+            self._present.popleft()
+            self.source.forget(index)
+            segment_path(self._folder, self.source.writer_id, index).unlink(missing_ok=True)
+
+    def cut(self, until_ns: int, step: int) -> tuple[int, dict[str, float]]:
+        """Of a checkpoint of `step` whose file last changed at `until_ns`: the first row not in it, and the newest
+        values there.
+
+        That is behind the newest row written before the change, and behind rows right after it of the same step,
+        because a script may log a step just after saving it. Rows that may have been given back are never before it.
+        """
+        passed = [end for end in self._present if end.index > self._base.index and end.last_time_ns <= until_ns]
+        start = passed[-1] if passed else self._base
+        values = dict(start.values)
+        reader = LogReader(self._folder, self.source.writer_id, start.index + 1)
+        while True:
+            before = reader.fork()
+            stretch = reader.read()
+            if stretch is None:
+                return reader.next_row, values
+            beyond = _first_beyond(stretch, until_ns, step)
+            if beyond is not None:
+                break
+            fold(values, stretch)
+        position = stretch.first_row + beyond
+        while before.next_row < position and (part := before.read(max_rows=position - before.next_row)) is not None:
+            fold(values, part)
+        return position, values
+
+
+def fold(values: dict[str, float], stretch: Stretch) -> int:
+    """Puts the newest values of a stretch over older ones; the time of its newest row, 0 without any."""
+    newest_ns = 0
+    for group in stretch.groups:
+        _, time_ns, row = group.row(-1)
+        values.update(zip(group.names, row, strict=True))
+        newest_ns = max(newest_ns, time_ns)
+    return newest_ns
+
+
+def _first_beyond(stretch: Stretch, until_ns: int, step: int) -> int | None:
+    """The first row, counted within the stretch, that was logged later and for another step."""
+    found: list[int] = []
+    for group in stretch.groups:
+        rows = zip(group.numbers, _integers(group.times_ns()), _integers(group.steps()), strict=True)
+        found += islice((number for number, time_ns, at in rows if time_ns > until_ns and at != step), 1)
+    return min(found, default=None)
+
+
+def _integers(column: bytes) -> tuple[int, ...]:
+    return struct.unpack(f"<{len(column) // 8}q", column)
