@@ -4,8 +4,10 @@ import json
 import os
 import signal
 import socket
+import urllib.error
 import urllib.request
 
+import pytest
 from trainyard.home import read_endpoint
 from trainyard_protos.v1 import scheduler_pb2
 
@@ -81,15 +83,23 @@ def test_a_yard_in_the_foreground_ends_with_its_terminal(home):
     home.assert_nothing_left()
 
 
-def test_prometheus_can_read_a_yard(home):
+def test_prometheus_can_read_a_yard_with_its_token(home):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     assert home.run("up", "--metrics-port", str(port)).returncode == 0
     with home.client() as client:
         client.submit(document(["true"])).wait(WAIT_S)
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        assert b"trainyard" in answer.read()
+        assert client.info().metrics_url == f"http://127.0.0.1:{port}/metrics"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+    token = (home.folder / "token").read_text()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    assert 'trainyard_ready{service="metrics"} 1.0' in lines
+    assert any(line.startswith("trainyard_grpc_calls_total{") for line in lines)
+    assert any(line.startswith("process_resident_memory_bytes") for line in lines)
     home.down()
 
 

@@ -180,6 +180,7 @@ def test_secrets_are_readable_by_their_owner_alone(tmp_path):
     assert {path.name: oct(path.stat().st_mode & 0o777) for path in tmp_path.iterdir()} == {
         "token": "0o600",
         "attempt.key": "0o600",
+        "attempt.pub": "0o600",
     }
 
 

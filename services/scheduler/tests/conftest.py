@@ -1,5 +1,6 @@
-"""A real scheduler on a real server: SQLite in a temporary folder, Celery in memory, gRPC on a free port."""
+"""A real scheduler on a real server: on SQLite and on PostgreSQL, Celery in memory, gRPC on a free port."""
 
+import functools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -19,13 +20,15 @@ OpenYard = Callable[..., AbstractAsyncContextManager[Yard]]
 
 
 @asynccontextmanager
-async def open_yard(home: Path, clock: Callable[[], int] | None = None, **settings: object) -> AsyncIterator[Yard]:
+async def open_yard(
+    home: Path, clock: Callable[[], int] | None = None, *, database_url: str, **settings: object
+) -> AsyncIterator[Yard]:
     bearer, tokens = bearer_token(home), AttemptTokens.load_or_create(home)
     registry = CollectorRegistry()
     celery = celery_app(f"inprocess://{home.name}")
     scheduler = Scheduler(
         home=home,
-        database_url="",
+        database_url=database_url,
         celery=celery,
         settings=Settings(**settings),  # type: ignore[arg-type]
         registry=registry,
@@ -46,11 +49,11 @@ async def open_yard(home: Path, clock: Callable[[], int] | None = None, **settin
 
 
 @pytest.fixture
-def open_scheduler() -> OpenYard:
-    return open_yard
+def open_scheduler(database_url: str) -> OpenYard:
+    return functools.partial(open_yard, database_url=database_url)
 
 
 @pytest.fixture
-async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
-    async with open_yard(tmp_path) as opened:
+async def yard(tmp_path: Path, open_scheduler: OpenYard) -> AsyncIterator[Yard]:
+    async with open_scheduler(tmp_path) as opened:
         yield opened

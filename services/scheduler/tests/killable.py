@@ -1,4 +1,4 @@
-"""A scheduler in a process of its own, for tests that kill it: `python killable.py HOME PORT`.
+"""A scheduler in a process of its own, for tests that kill it: `python killable.py HOME PORT DATABASE`.
 
 Messages go through files, so that they outlive the process as they would in a broker.
 """
@@ -26,9 +26,13 @@ def broker(home: Path) -> Celery:
     return app
 
 
-async def serve(home: Path, port: int) -> None:
+async def serve(home: Path, port: int, database_url: str) -> None:
     scheduler = Scheduler(
-        home=home, database_url="", celery=broker(home), settings=Settings(reclaim_after_s=0.5), registry=None
+        home=home,
+        database_url=database_url,
+        celery=broker(home),
+        settings=Settings(reclaim_after_s=0.5),
+        registry=None,
     )
     server = grpc_server.build(
         Authenticator(bearer_token(home), AttemptTokens.load_or_create(home)), CollectorRegistry()
@@ -41,4 +45,4 @@ async def serve(home: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(serve(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Literal
 from servicekit.errors import PermissionDenied, Unauthenticated
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+PRIVATE_KEY_FILE = "attempt.key"
+PUBLIC_KEY_FILE = "attempt.pub"
 _ISSUER = "trainyard"
 _ALGORITHM = "EdDSA"
 _TOKEN_MIN = 16  # characters; ours have 43
@@ -120,48 +122,29 @@ def bearer_token(home: Path) -> str:
     return _create_private(path, secrets.token_urlsafe(32).encode()).decode().strip()
 
 
-class AttemptTokens:
-    """Mints and verifies attempt tokens."""
+class AttemptVerifier:
+    """Verifies attempt tokens: what every service but the launcher needs."""
 
-    def __init__(self, private_key: Ed25519PrivateKey) -> None:
-        self._private_key = private_key
-        self._public_key = private_key.public_key()
+    def __init__(self, public_key: Ed25519PublicKey) -> None:
+        self._public_key = public_key
 
     @classmethod
-    def load_or_create(cls, home: Path) -> AttemptTokens:
-        """The key of this yard (`attempt.key`, mode 0600), made at first start."""
+    def load(cls, path: Path) -> AttemptVerifier:
+        """With the public key in a PEM file.
+
+        Raises:
+            ValueError: the file holds none, or cannot be read.
+        """
         from cryptography.hazmat.primitives import serialization
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-        path = home / "attempt.key"
-        if path.exists():
-            pem = path.read_bytes()
-        else:
-            pem = _create_private(
-                path,
-                Ed25519PrivateKey.generate().private_bytes(
-                    serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-                ),
-            )
-        key = serialization.load_pem_private_key(pem, password=None)
-        if not isinstance(key, Ed25519PrivateKey):
-            raise ValueError(f"{path} does not hold an Ed25519 key: move it away and start again")
+        try:
+            key = serialization.load_pem_public_key(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: no public key can be read: {error}") from error
+        if not isinstance(key, Ed25519PublicKey):
+            raise ValueError(f"{path} does not hold an Ed25519 public key")
         return cls(key)
-
-    def mint(self, workspace: str, job_id: str, attempt_id: str, fence: int, ttl_s: float) -> tuple[str, int]:
-        """A token for one attempt, and when it expires (nanoseconds since the epoch)."""
-        import jwt
-
-        expires_s = time.time() + ttl_s
-        claims = {
-            "iss": _ISSUER,
-            "sub": attempt_id,
-            "exp": expires_s,
-            "ws": workspace,
-            "job": job_id,
-            "fence": fence,
-        }
-        return jwt.encode(claims, self._private_key, algorithm=_ALGORITHM), int(expires_s * 1e9)
 
     def verify(self, token: str) -> Principal:
         """The attempt a token was minted for.
@@ -184,10 +167,71 @@ class AttemptTokens:
             raise Unauthenticated(f"attempt token refused: {error}", reason="BadAttemptToken") from error
 
 
+class AttemptTokens(AttemptVerifier):
+    """Mints attempt tokens as well: the launcher, which holds the private key."""
+
+    def __init__(self, private_key: Ed25519PrivateKey) -> None:
+        super().__init__(private_key.public_key())
+        self._private_key = private_key
+
+    @classmethod
+    def load_or_create(cls, home: Path) -> AttemptTokens:
+        """The key of this yard (`attempt.key`, mode 0600), made at first start with `attempt.pub` beside it."""
+        return cls.load_private(home / PRIVATE_KEY_FILE, create=True)
+
+    @classmethod
+    def load_private(cls, path: Path, *, create: bool = False) -> AttemptTokens:
+        """With the private key in a PEM file; its public half is written beside it for the other services.
+
+        Raises:
+            ValueError: the file holds none.
+            FileNotFoundError: there is none, and none is to be created.
+        """
+        from cryptography.hazmat.primitives import serialization
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+        if path.exists() or not create:
+            pem = path.read_bytes()
+        else:
+            pem = _create_private(
+                path,
+                Ed25519PrivateKey.generate().private_bytes(
+                    serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+                ),
+            )
+        key = serialization.load_pem_private_key(pem, password=None)
+        if not isinstance(key, Ed25519PrivateKey):
+            raise ValueError(f"{path} does not hold an Ed25519 key: move it away and start again")
+        public = path.with_name(PUBLIC_KEY_FILE)
+        if not public.exists():
+            _create_private(
+                public,
+                key.public_key().public_bytes(
+                    serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+                ),
+            )
+        return cls(key)
+
+    def mint(self, workspace: str, job_id: str, attempt_id: str, fence: int, ttl_s: float) -> tuple[str, int]:
+        """A token for one attempt, and when it expires (nanoseconds since the epoch)."""
+        import jwt
+
+        expires_s = time.time() + ttl_s
+        claims = {
+            "iss": _ISSUER,
+            "sub": attempt_id,
+            "exp": expires_s,
+            "ws": workspace,
+            "job": job_id,
+            "fence": fence,
+        }
+        return jwt.encode(claims, self._private_key, algorithm=_ALGORITHM), int(expires_s * 1e9)
+
+
 class Authenticator:
     """Turns the `authorization` metadata of a call into a principal."""
 
-    def __init__(self, bearer: str, tokens: AttemptTokens) -> None:
+    def __init__(self, bearer: str, tokens: AttemptVerifier) -> None:
         self._bearer = bearer.encode()
         self._tokens = tokens
         self._verified: dict[str, tuple[Principal, float]] = {}

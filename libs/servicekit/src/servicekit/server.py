@@ -166,6 +166,19 @@ def build(
     return grpc.aio.server(interceptors=[*before, guard], options=options)
 
 
+def require_tls_beyond_loopback(host: str, port: int, tls: Tls | None) -> None:
+    """A token is a password.
+
+    Raises:
+        ValueError: the address is beyond loopback and there is no certificate.
+    """
+    if tls is None and not is_loopback(f"{host}:{port}"):
+        raise ValueError(
+            f"refusing to listen on {host}:{port} without TLS: tokens would travel in plaintext. "
+            "Give --tls-cert and --tls-key, or listen on 127.0.0.1"
+        )
+
+
 def listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None) -> int:
     """Binds the server; returns the port (a free one for 0).
 
@@ -174,11 +187,7 @@ def listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None
         RuntimeError: the port is taken.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    if tls is None and not is_loopback(address):
-        raise ValueError(
-            f"refusing to listen on {address} without TLS: tokens would travel in plaintext. "
-            "Give --tls-cert and --tls-key, or listen on 127.0.0.1"
-        )
+    require_tls_beyond_loopback(host, port, tls)
     try:
         return int(_bind(server, address, tls))
     except RuntimeError as error:

@@ -20,7 +20,9 @@ def _compose(context: Context[DatabaseOptions]) -> Artifacts:
     )
 
 
-PROGRAM = Program("artifacts", "Stores artifacts: versions of files, in deduplicated chunks.", DatabaseOptions, Settings, _compose)
+PROGRAM = Program(
+    "artifacts", "Stores artifacts: versions of files, in deduplicated chunks.", DatabaseOptions, Settings, _compose
+)
 
 if __name__ == "__main__":
     run(PROGRAM)

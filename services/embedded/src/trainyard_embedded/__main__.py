@@ -22,7 +22,7 @@ from trainyard.home import read_endpoint
 from trainyard_embedded.app import Yard
 from trainyard_embedded.memory import calm_collector
 from trainyard_embedded.settings import YardSettings
-from trainyard_embedded.yard_servicer import YardServicer
+from trainyard_embedded.yard_servicer import OwnYardServicer
 
 _HANDOVER_S = 30.0
 _HANDOVER_STEP_S = 0.02
@@ -97,10 +97,6 @@ async def _serve(settings: YardSettings, ready_fd: int) -> None:
     await yard.start()
     calm_collector()
     _tell(ready_fd, {"endpoint": yard.endpoint})
-    if settings.metrics_port:
-        from prometheus_client import start_http_server
-
-        start_http_server(settings.metrics_port, settings.host, yard.registry)
     await _until_over(settings, yard.servicer, ended)
     if settings.ephemeral:
         await yard.servicer.stop_jobs("the yard that was started for this job is going down")
@@ -109,7 +105,7 @@ async def _serve(settings: YardSettings, ready_fd: int) -> None:
         raise RuntimeError(f"the yard ended because a service could not start: {yard.failure}") from yard.failure
 
 
-async def _until_over(settings: YardSettings, servicer: YardServicer, ended: asyncio.Event) -> None:
+async def _until_over(settings: YardSettings, servicer: OwnYardServicer, ended: asyncio.Event) -> None:
     reasons: list[asyncio.Task[object]] = [
         asyncio.create_task(ended.wait()),
         asyncio.create_task(servicer.ended.wait()),

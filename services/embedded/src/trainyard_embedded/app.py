@@ -1,8 +1,9 @@
 """The composition root: every service of a yard in one process, on one port.
 
-The same service classes run apart on a cluster; here they share an event loop, a gRPC server, SQLite files under the
-yard's home, and Celery's in-memory transport. The scheduler and the launcher serve first; metrics and artifacts follow
-while the first workers already start: calls to them wait until they are up.
+The same services, composed by the same functions, run apart (`python -m trainyard_scheduler` and so on); here they
+share an event loop, a gRPC server, SQLite files under the yard's home, and Celery's transport within one process. The
+scheduler and the launcher serve first; metrics and artifacts follow while the first workers already start: calls to
+them wait until they are up.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ import os
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.health import aio as health_aio
-from prometheus_client import CollectorRegistry
-from servicekit import server as servers
-from servicekit.auth import AttemptTokens, Authenticator, bearer_token
+from servicekit.auth import AttemptTokens, bearer_token
 from servicekit.celery import celery_app
+from servicekit.host import Host
 from trainyard.channel import connect
 from trainyard.home import YardFile, boot_id, process_start_time, write_endpoint
+from trainyard_launcher.compose import compose as compose_launcher
 from trainyard_protos.v1 import yard_pb2_grpc
+from trainyard_scheduler.compose import compose as compose_scheduler
+from trainyard_scheduler.yard_servicer import YardFacts
 
 from trainyard_embedded.late import LateServices
 from trainyard_embedded.leftovers import Leftovers
 from trainyard_embedded.settings import YardSettings
-from trainyard_embedded.yard_servicer import YardServicer
+from trainyard_embedded.yard_servicer import OwnYardServicer
 
 if TYPE_CHECKING:
     from servicekit.service import Service
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_METRICS = "trainyard.v1.MetricsService"
-_ARTIFACTS = "trainyard.v1.ArtifactService"
+LATE = {
+    "artifacts": ("trainyard.v1.ArtifactService", "trainyard.v1.ArtifactAdminService"),
+    "metrics": ("trainyard.v1.MetricsService", "trainyard.v1.MetricsAdminService"),
+}
 
 
 class Yard:
@@ -47,32 +50,24 @@ class Yard:
         self._services: list[Service] = []
         self._late_start: asyncio.Task[None] | None = None
         self._leftovers = Leftovers(settings.home, settings.tls_ca)
-        self.registry = CollectorRegistry()
         self.endpoint = ""
-        self.token = ""
         self.failure: Exception | None = None
 
     async def start(self) -> None:
         """Serves; metrics and artifacts come up behind it.
 
         Raises:
-            ValueError: a setting is wrong. RuntimeError: the port is taken.
+            ValueError: a setting is wrong. RuntimeError: a port is taken.
         """
-        home = self._settings.home
+        settings, home = self._settings, self._settings.home
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self.token = bearer_token(home)
-        self._tokens = AttemptTokens.load_or_create(home)
-        self._late = LateServices([_METRICS, _ARTIFACTS])
-        self._server = servers.build(Authenticator(self.token, self._tokens), self.registry, before=[self._late])
+        token, tokens = bearer_token(home), AttemptTokens.load_or_create(home)
+        self._late = LateServices(name for names in LATE.values() for name in names)
+        self._host = Host(["scheduler", "launcher", *LATE], token, tokens, before=[self._late])
         port = self._listen()
         self.endpoint = f"{self._client_host()}:{port}"
-        self.channel = connect(self.endpoint, self.token, self._settings.tls_ca)
-        self.servicer = YardServicer(self._settings, self.channel)
-        yard_pb2_grpc.add_YardServiceServicer_to_server(self.servicer, self._server)
-        self._register_health()
-        await self._start_core()
-        await self._server.start()
-        await self._launcher.start()
+        self._channel = connect(self.endpoint, token, settings.tls_ca)
+        await self._start_core(token, tokens, await self._expose())
         (home / "port").write_text(str(port))
         write_endpoint(home, self._yard_file())
         self._late_start = asyncio.create_task(self._start_late(), name="late-services")
@@ -83,65 +78,63 @@ class Yard:
     def _listen(self) -> int:
         settings = self._settings
         if settings.port:
-            return servers.listen(self._server, settings.host, settings.port, settings.tls)
+            return self._host.listen(settings.host, settings.port, settings.tls)
         try:
             last = int((settings.home / "port").read_text())
-            return servers.listen(self._server, settings.host, last, settings.tls)
+            return self._host.listen(settings.host, last, settings.tls)
         except (FileNotFoundError, RuntimeError, ValueError):
-            return servers.listen(self._server, settings.host, 0, settings.tls)
+            return self._host.listen(settings.host, 0, settings.tls)
 
-    def _register_health(self) -> None:
-        self._health = health_aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+    async def _expose(self) -> str:
+        """The URL of the metrics, when they are wanted."""
+        settings = self._settings
+        if not settings.metrics_port:
+            return ""
+        return await self._host.expose(settings.host, settings.metrics_port, settings.tls)
 
-    async def _start_core(self) -> None:
-        """The scheduler, and the launcher before its work begins: it calls the scheduler through the server."""
-        from servicekit.settings import from_environment
-        from trainyard_launcher.app import Launcher
-        from trainyard_launcher.backends.process import ProcessBackend
-        from trainyard_launcher.settings import Settings as LauncherSettings
-        from trainyard_scheduler.app import Scheduler
-        from trainyard_scheduler.settings import Settings as SchedulerSettings
-
-        home, environ = self._settings.home, self._settings.environ
-        celery = celery_app()
-        self._scheduler = Scheduler(
+    async def _start_core(self, token: str, tokens: AttemptTokens, metrics_url: str) -> None:
+        """The scheduler, then the server, then the launcher, which calls the scheduler through it."""
+        settings, home, celery = self._settings, self._settings.home, celery_app()
+        scheduler = compose_scheduler(
             home=home,
             database_url=f"sqlite:///{home}/scheduler.db",
             celery=celery,
-            settings=from_environment(SchedulerSettings, "TRAINYARD_SCHEDULER", environ),
-            registry=self.registry,
+            registry=self._host.registry,
+            environ=settings.environ,
         )
-        launcher_settings = from_environment(LauncherSettings, "TRAINYARD_LAUNCHER", environ)
-        if self._settings.tls_ca:
-            launcher_settings = launcher_settings.model_copy(update={"ca_file": str(self._settings.tls_ca)})
-        if self._settings.ephemeral:
-            launcher_settings = launcher_settings.model_copy(
-                update={"tied_to_pid": os.getpid(), "tied_to_start_time": process_start_time(os.getpid()) or 0}
-            )
-        self._launcher = Launcher(
+        me = os.getpid()
+        launcher = compose_launcher(
             home=home,
             celery=celery,
             endpoint=self.endpoint,
-            token=self.token,
-            tokens=self._tokens,
-            backend=self._backend or ProcessBackend(home, launcher_settings),
-            settings=launcher_settings,
+            token=token,
+            tokens=tokens,
+            environ=settings.environ,
+            ca_file=settings.tls_ca,
+            tied_to=(me, process_start_time(me) or 0) if settings.ephemeral else (0, 0),
+            backend=self._backend,
         )
-        for service in (self._scheduler, self._launcher):
-            service.register(self._server)
-            self._services.append(service)
-        await self._scheduler.start()
+        facts = YardFacts(home=str(home), metrics_url=metrics_url, ephemeral=settings.ephemeral)
+        self.servicer = OwnYardServicer(facts, scheduler.cancel, self._channel)
+        yard_pb2_grpc.add_YardServiceServicer_to_server(self.servicer, self._host.server)
+        for service in (scheduler, launcher):
+            service.register(self._host.server)
+        await self._started(scheduler)
+        await self._host.server.start()
+        await self._started(launcher)
+
+    async def _started(self, service: Service) -> None:
+        await service.start()
+        self._services.append(service)
+        await self._host.health.set(service.name, True)
 
     async def _start_late(self) -> None:
         try:
-            metrics, artifacts = await asyncio.get_running_loop().run_in_executor(None, self._make_late)
-            for name, service in ((_ARTIFACTS, artifacts), (_METRICS, metrics)):
-                service.register(self._late.registrar(self._server))
-                await service.start()
-                self._services.append(service)
-                self._late.open(name)
-            await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+            for service in await asyncio.get_running_loop().run_in_executor(None, self._make_late):
+                service.register(self._late.registrar(self._host.server))
+                await self._started(service)
+                for name in LATE[service.name]:
+                    self._late.open(name)
             await self._leftovers.deliver()
         except Exception as error:
             # A yard without one of its services would take jobs that cannot end well.
@@ -150,28 +143,15 @@ class Yard:
             self.failure = error
             self.servicer.ended.set()
 
-    def _make_late(self) -> tuple[Service, Service]:
-        from servicekit.settings import from_environment
-        from trainyard_artifacts.app import Artifacts
-        from trainyard_artifacts.settings import Settings as ArtifactsSettings
-        from trainyard_metrics.app import Metrics
-        from trainyard_metrics.settings import Settings as MetricsSettings
+    def _make_late(self) -> list[Service]:
+        from trainyard_artifacts.compose import compose as compose_artifacts
+        from trainyard_metrics.compose import compose as compose_metrics
 
-        home, environ = self._settings.home, self._settings.environ
-        return (
-            Metrics(
-                home=home,
-                database_url=f"sqlite:///{home}/metrics.db",
-                settings=from_environment(MetricsSettings, "TRAINYARD_METRICS", environ),
-                registry=self.registry,
-            ),
-            Artifacts(
-                home=home,
-                database_url=f"sqlite:///{home}/artifacts.db",
-                settings=from_environment(ArtifactsSettings, "TRAINYARD_ARTIFACTS", environ),
-                registry=self.registry,
-            ),
-        )
+        home, environ, registry = self._settings.home, self._settings.environ, self._host.registry
+        return [
+            compose(home=home, database_url=f"sqlite:///{home}/{name}.db", registry=registry, environ=environ)
+            for name, compose in (("artifacts", compose_artifacts), ("metrics", compose_metrics))
+        ]
 
     def _yard_file(self) -> YardFile:
         pid = os.getpid()
@@ -190,7 +170,8 @@ class Yard:
         if self._late_start is not None:
             await asyncio.gather(self._late_start, return_exceptions=True)
         await self._leftovers.stop()
-        for service in (self._launcher, *(s for s in reversed(self._services) if s is not self._launcher)):
+        # The launcher first: it calls the others.
+        for service in sorted(self._services, key=lambda each: each.name != "launcher"):
             await service.stop()
-        await self.channel.close()
-        await self._server.stop(grace=0.5)
+        await self._channel.close()
+        await self._host.stop()

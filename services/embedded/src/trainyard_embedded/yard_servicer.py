@@ -1,22 +1,18 @@
-"""YardService: what is behind this endpoint, and how long it lives."""
+"""How long a yard of one machine lives: who is attached, which jobs are active, and when it should end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
-from collections.abc import AsyncIterator
-from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
 
 import grpc
 from servicekit.auth import require_user
 from servicekit.errors import Unavailable
-from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc, yard_pb2, yard_pb2_grpc
-
-if TYPE_CHECKING:
-    from trainyard_embedded.settings import YardSettings
+from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc, yard_pb2
+from trainyard_scheduler.yard_servicer import Cancel, YardFacts, YardServicer
 
 logger = logging.getLogger(__name__)
 
@@ -34,57 +30,40 @@ _LINGER_S = 0.2  # a client that ends one command and starts the next finds the 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class YardServicer(yard_pb2_grpc.YardServiceServicer):
+class OwnYardServicer(YardServicer):
     """Knows who is attached and which jobs are active, and says when the yard should end.
 
     Args:
-        settings: of this yard.
+        facts: of this yard.
+        cancel: cancels a job.
         channel: to the yard itself.
     """
 
-    def __init__(self, settings: YardSettings, channel: grpc.aio.Channel) -> None:
-        self._settings = settings
+    def __init__(self, facts: YardFacts, cancel: Cancel, channel: grpc.aio.Channel) -> None:
+        super().__init__(facts, cancel)
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self._attached = 0
         self._closing = False
-        self._farewells: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self.ended = asyncio.Event()
 
-    async def Info(self, request: yard_pb2.InfoRequest, context: Context) -> yard_pb2.InfoResponse:
-        settings = self._settings
-        return yard_pb2.InfoResponse(
-            version=version("trainyard-embedded"),
-            pid=os.getpid(),
-            home=str(settings.home),
-            ephemeral=settings.ephemeral,
-            metrics_url=f"http://{settings.host}:{settings.metrics_port}/metrics" if settings.metrics_port else "",
-            services=["scheduler", "launcher", "metrics", "artifacts"],
-        )
-
     async def Attach(
         self, request_iterator: AsyncIterator[yard_pb2.AttachRequest], context: Context
-    ) -> AsyncIterator[yard_pb2.AttachResponse]:
+    ) -> AsyncGenerator[yard_pb2.AttachResponse, None]:
         require_user()
         if self._closing:
             raise Unavailable("this yard is going down", reason="YardEnding", hint="start another one: yard up")
         self._attached += 1
         self._changed.set()
-        wish = yard_pb2.AttachRequest()
         try:
-            async for request in request_iterator:
-                wish = request
-                yield yard_pb2.AttachResponse()
+            async with contextlib.aclosing(super().Attach(request_iterator, context)) as responses:
+                async for response in responses:
+                    yield response
         finally:
             self._attached -= 1
-            # The stream's own task is being cancelled when its client vanished; what follows must not be.
-            farewell = asyncio.create_task(self._on_detached(wish))
-            self._farewells.add(farewell)
-            farewell.add_done_callback(self._farewells.discard)
 
     async def _on_detached(self, wish: yard_pb2.AttachRequest) -> None:
-        if wish.on_loss == yard_pb2.AttachRequest.ON_LOSS_CANCEL and wish.job_id:
-            await self._cancel(wish.workspace, wish.job_id, "the client that ran this job went away")
+        await super()._on_detached(wish)
         # Seen after this task is discarded from the farewells.
         asyncio.get_running_loop().call_later(0, self._changed.set)
 
@@ -105,7 +84,7 @@ class YardServicer(yard_pb2_grpc.YardServiceServicer):
             async with asyncio.timeout(timeout_s):
                 jobs = await self._active()
                 count = len(jobs)
-                await asyncio.gather(*(self._cancel(job.workspace, job.id, message) for job in jobs))
+                await asyncio.gather(*(self.cancel(job.workspace, job.id, message) for job in jobs))
                 while await self._active(1):
                     await watch.read()
         except TimeoutError:
@@ -113,14 +92,6 @@ class YardServicer(yard_pb2_grpc.YardServiceServicer):
         finally:
             watch.cancel()
         return count
-
-    async def _cancel(self, workspace: str, job_id: str, message: str) -> None:
-        try:
-            await self._scheduler.CancelJob(
-                scheduler_pb2.CancelJobRequest(workspace=workspace, id=job_id, message=message)
-            )
-        except grpc.aio.AioRpcError as error:
-            logger.info("cancel refused", extra={"job": job_id, "reason": error.details()})
 
     async def _active(self, limit: int = 1000) -> list[scheduler_pb2.Job]:
         request = scheduler_pb2.ListJobsRequest(states=ACTIVE, include_owned=True, page_size=limit)

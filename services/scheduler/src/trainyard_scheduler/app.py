@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from servicekit.outbox import Publisher
 from servicekit.store import Store
 from trainyard_protos.v1 import admin_pb2_grpc, scheduler_pb2_grpc
 
+from trainyard_scheduler import queries
 from trainyard_scheduler.admin import DATABASE, SchedulerAdminServicer
 from trainyard_scheduler.attempts_servicer import AttemptServicer
 from trainyard_scheduler.domain.states import JobState
@@ -26,6 +28,7 @@ from trainyard_scheduler.rebuild import rebuild
 from trainyard_scheduler.servicer import SchedulerServicer
 from trainyard_scheduler.settings import Settings
 from trainyard_scheduler.tables import OutboxTable
+from trainyard_scheduler.transitions import steer
 from trainyard_scheduler.watch import EventHub
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -57,7 +60,8 @@ class Scheduler:
     ) -> None:
         self._settings = settings
         self._home = home
-        self._store = Store(database_url or f"sqlite:///{home / DATABASE}", migrations=MIGRATIONS, name=self.name)
+        url = database_url or f"sqlite:///{home / DATABASE}"
+        self._store = Store(url, migrations=MIGRATIONS, name=self.name, standby=True)
         self._index = Index(clock)
         self._hub = EventHub()
         self._publisher = Publisher(self._store, OutboxTable, celery)
@@ -83,6 +87,15 @@ class Scheduler:
         admin_pb2_grpc.add_SchedulerAdminServiceServicer_to_server(
             SchedulerAdminServicer(self._store, self._home), server
         )
+
+    async def cancel(self, workspace: str, job_id: str, message: str) -> None:
+        """Cancels a job on behalf of a client that went away.
+
+        Raises:
+            ServiceError: there is no such job, or it is over.
+        """
+        found = await self._store.read(lambda session: queries.resolve_job_id(session, workspace or "default", job_id))
+        await self._ledger.write(functools.partial(steer.cancel, job_id=found, message=message))
 
     async def start(self) -> None:
         """Opens the database, rebuilds the index, goes on where the process before stopped."""

@@ -1,0 +1,132 @@
+"""The HTTP port of a service, for machines that watch it.
+
+    /metrics   Prometheus metrics; needs the bearer token, as every call does
+    /healthz   200 while the process answers
+    /readyz    200 while everything in it serves, else 503 with what does not
+
+Three answers to GET, each on a connection of its own, with bounds on what is read and for how long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ssl
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from servicekit.health import Health
+from servicekit.server import Tls, require_tls_beyond_loopback
+
+_REQUEST_TIMEOUT_S = 10.0
+_MAX_REQUEST_BYTES = 16 * 1024
+_MAX_CONNECTIONS = 64
+_PLAIN = "text/plain; charset=utf-8"
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: str
+    body: bytes = b""
+    content_type: str = _PLAIN
+    headers: tuple[str, ...] = ()
+
+
+class Exposition:
+    """Serves metrics and health over HTTP.
+
+    Args:
+        registry: what is shown.
+        health: who serves.
+        token: the bearer token that `/metrics` asks for.
+    """
+
+    def __init__(self, registry: CollectorRegistry, health: Health, token: str) -> None:
+        self._registry = registry
+        self._health = health
+        self._token = token.encode()
+        self._server: asyncio.Server | None = None
+        self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
+
+    async def start(self, host: str, port: int, tls: Tls | None = None) -> int:
+        """Listens; returns the port (a free one for 0).
+
+        Raises:
+            ValueError: the address is beyond loopback and there is no certificate.
+            RuntimeError: the port is taken.
+        """
+        require_tls_beyond_loopback(host, port, tls)
+        context = None
+        if tls is not None:
+            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            context.load_cert_chain(tls.certificate, tls.key)
+        try:
+            self._server = await asyncio.start_server(self._serve, host, port, ssl=context, limit=_MAX_REQUEST_BYTES)
+        except OSError as error:
+            raise RuntimeError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Answers no more."""
+        if self._server is not None:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with self._connections, asyncio.timeout(_REQUEST_TIMEOUT_S):
+                answer = await self._answer(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(_encoded(answer))
+                await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
+            pass  # not HTTP, too slow, or gone
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, request: bytes) -> _Answer:
+        first, *lines = request.decode("latin-1").split("\r\n")
+        method, _, rest = first.partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if method != "GET":
+            return _Answer("405 Method Not Allowed", headers=("Allow: GET",))
+        headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if path == "/healthz":
+            return _Answer("200 OK", b"ok\n")
+        if path == "/readyz":
+            return self._readiness()
+        if path == "/metrics":
+            return await self._metrics(headers)
+        return _Answer("404 Not Found", b"there are /metrics, /healthz and /readyz\n")
+
+    def _readiness(self) -> _Answer:
+        missing = self._health.missing()
+        if missing:
+            return _Answer("503 Service Unavailable", f"not ready: {', '.join(missing)}\n".encode())
+        return _Answer("200 OK", b"ready\n")
+
+    async def _metrics(self, headers: dict[str, str]) -> _Answer:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token):
+            return _Answer(
+                "401 Unauthorized",
+                b"send 'Authorization: Bearer <token>': the yard's token, as for every call\n",
+                headers=("WWW-Authenticate: Bearer",),
+            )
+        encode, content_type = choose_encoder(headers.get("accept", ""))
+        return _Answer("200 OK", await asyncio.to_thread(encode, self._registry), content_type)
+
+
+def _encoded(answer: _Answer) -> bytes:
+    head = [
+        f"HTTP/1.1 {answer.status}",
+        f"Content-Type: {answer.content_type}",
+        f"Content-Length: {len(answer.body)}",
+        "Connection: close",
+        *answer.headers,
+    ]
+    return "\r\n".join([*head, "", ""]).encode("latin-1") + answer.body

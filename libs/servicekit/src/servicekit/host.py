@@ -1,0 +1,57 @@
+"""What every process of the yard has, whichever services run in it: a gRPC server, health, metrics, an HTTP port."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import grpc
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+
+from servicekit import server as servers
+from servicekit.auth import AttemptVerifier, Authenticator
+from servicekit.exposition import Exposition
+from servicekit.health import Health
+from servicekit.server import Tls
+
+_GRACE_S = 0.5
+
+
+class Host:
+    """Services register with `server`, show themselves in `registry` and are ready when `health` says so.
+
+    Args:
+        services: their names.
+        token: the users' bearer token.
+        tokens: verifies attempts.
+        before: interceptors that run ahead of authentication.
+    """
+
+    def __init__(
+        self,
+        services: list[str],
+        token: str,
+        tokens: AttemptVerifier,
+        before: Sequence[grpc.aio.ServerInterceptor] = (),
+    ) -> None:
+        self.registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self.registry)
+        self.server = servers.build(Authenticator(token, tokens), self.registry, before)
+        self.health = Health(services, self.registry)
+        self.health.register(self.server)
+        self._exposition = Exposition(self.registry, self.health, token)
+
+    def listen(self, host: str, port: int, tls: Tls | None = None) -> int:
+        """Binds the gRPC server; see `servicekit.server.listen`."""
+        return servers.listen(self.server, host, port, tls)
+
+    async def expose(self, host: str, port: int, tls: Tls | None = None) -> str:
+        """Serves metrics and health over HTTP; returns the URL of the metrics."""
+        bound = await self._exposition.start(host, port, tls)
+        shown = f"[{host}]" if ":" in host else host
+        return f"{'https' if tls else 'http'}://{shown}:{bound}/metrics"
+
+    async def stop(self) -> None:
+        """Ends both servers; the services have ended before."""
+        await self.server.stop(_GRACE_S)
+        await self._exposition.stop()

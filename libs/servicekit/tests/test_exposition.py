@@ -1,0 +1,108 @@
+"""What a machine that watches a service can ask over HTTP."""
+
+import asyncio
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from servicekit.exposition import Exposition
+from servicekit.health import Health
+from servicekit.server import Tls
+
+TOKEN = "the-token-of-this-yard"
+
+
+@pytest.fixture
+async def exposed():
+    registry = CollectorRegistry()
+    Counter("points", "Points", registry=registry).inc(3)
+    health = Health(["metrics", "artifacts"], registry)
+    exposition = Exposition(registry, health, TOKEN)
+    port = await exposition.start("127.0.0.1", 0)
+    yield health, f"http://127.0.0.1:{port}"
+    await exposition.stop()
+
+
+async def get(url, token="", context=None):
+    """Status and body."""
+
+    def ask():
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            request = urllib.request.Request(url, headers=headers)
+            with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    return await asyncio.to_thread(ask)
+
+
+async def test_metrics_are_shown_to_who_has_the_token(exposed):
+    _, url = exposed
+    status, body = await get(f"{url}/metrics", TOKEN)
+    assert (status, "points_total 3.0" in body) == (200, True)
+
+
+@pytest.mark.parametrize("token", ["", "another", TOKEN[:-1]])
+async def test_metrics_are_not_shown_to_others(exposed, token):
+    _, url = exposed
+    status, body = await get(f"{url}/metrics", token)
+    assert (status, "points" in body) == (401, False)
+
+
+async def test_a_process_is_healthy_before_its_services_are_ready(exposed):
+    health, url = exposed
+    assert (await get(f"{url}/healthz"))[0] == 200
+    assert await get(f"{url}/readyz") == (503, "not ready: metrics, artifacts\n")
+    await health.set("metrics", True)
+    assert await get(f"{url}/readyz") == (503, "not ready: artifacts\n")
+    await health.set("artifacts", True)
+    assert await get(f"{url}/readyz") == (200, "ready\n")
+    assert 'trainyard_ready{service="metrics"} 1.0' in (await get(f"{url}/metrics", TOKEN))[1]
+    await health.leave()
+    assert (await get(f"{url}/readyz"))[0] == 503
+
+
+async def test_other_paths_are_told_what_there_is(exposed):
+    _, url = exposed
+    assert await get(f"{url}/") == (404, "there are /metrics, /healthz and /readyz\n")
+
+
+async def test_a_request_that_is_no_http_is_dropped(exposed):
+    _, url = exposed
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(b"x" * 100_000)
+    assert await asyncio.wait_for(_rest(reader), 10) == b""
+    writer.close()
+
+
+async def _rest(reader):
+    try:
+        return await reader.read()
+    except ConnectionResetError:
+        return b""
+
+
+async def test_beyond_loopback_it_wants_a_certificate():
+    exposition = Exposition(CollectorRegistry(), Health([], CollectorRegistry()), TOKEN)
+    with pytest.raises(ValueError, match="without TLS"):
+        await exposition.start("0.0.0.0", 0)
+
+
+async def test_with_a_certificate_it_speaks_tls(tmp_path):
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    )
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*command.split(), *files], check=True, capture_output=True)
+    exposition = Exposition(CollectorRegistry(), Health([], CollectorRegistry()), TOKEN)
+    port = await exposition.start("127.0.0.1", 0, Tls(certificate, key))
+    context = ssl.create_default_context(cafile=str(certificate))
+    assert (await get(f"https://127.0.0.1:{port}/healthz", context=context))[0] == 200
+    await exposition.stop()

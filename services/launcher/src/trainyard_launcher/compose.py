@@ -1,0 +1,57 @@
+"""How the launcher with the process backend is put together, alone or in the yard of one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from celery import Celery
+from servicekit.auth import AttemptTokens
+from servicekit.settings import from_environment
+
+from trainyard_launcher.app import Launcher
+from trainyard_launcher.settings import Settings
+
+if TYPE_CHECKING:
+    from trainyard_launcher.backend import Backend
+
+
+def compose(
+    *,
+    home: Path,
+    celery: Celery,
+    endpoint: str,
+    token: str,
+    tokens: AttemptTokens,
+    environ: Mapping[str, str],
+    ca_file: Path | None = None,
+    tied_to: tuple[int, int] = (0, 0),
+    backend: Backend | None = None,
+) -> Launcher:
+    """The service, with `TRAINYARD_LAUNCHER_*` of the environment as its settings.
+
+    Args:
+        endpoint: `host:port` of the yard, for itself and its agents.
+        ca_file: root certificate of that endpoint.
+        tied_to: pid and start time of a process that nothing started here may outlive.
+        backend: where nodes run; processes of this machine, when there is none.
+
+    Raises:
+        ValueError: a setting is wrong.
+    """
+    from trainyard_launcher.backends.process import ProcessBackend
+
+    changes: dict[str, object] = {"tied_to_pid": tied_to[0], "tied_to_start_time": tied_to[1]} if tied_to[0] else {}
+    if ca_file is not None:
+        changes["ca_file"] = str(ca_file)
+    settings = from_environment(Settings, "TRAINYARD_LAUNCHER", environ).model_copy(update=changes)
+    return Launcher(
+        home=home,
+        celery=celery,
+        endpoint=endpoint,
+        token=token,
+        tokens=tokens,
+        backend=backend or ProcessBackend(home, settings),
+        settings=settings,
+    )
