@@ -166,7 +166,7 @@ async def test_new_points_are_seen_by_a_query_that_comes_after(ingestor):
 
 
 async def test_queries_do_not_depend_on_what_is_cached(ingestor):
-    await ingestor.restart(max_cached_points=1)
+    await ingestor.restart(max_cached_bytes=1)
     stub = ingestor.user()
     for number in (1, 2, 3):
         await open_run(stub, number, job=f"job-{number}")

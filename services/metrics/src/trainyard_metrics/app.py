@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import grpc
 from prometheus_client import CollectorRegistry
 from servicekit.store import Store
+from trainyard_protos.v1 import metrics_pb2 as pb
 from trainyard_protos.v1.metrics_pb2_grpc import add_MetricsServiceServicer_to_server
 
 from trainyard_metrics.bells import Bells
 from trainyard_metrics.counters import Counters
+from trainyard_metrics.reading import Reader
+from trainyard_metrics.remaking import Remaker
+from trainyard_metrics.removal import Removal
 from trainyard_metrics.runlogs import RunLogs
 from trainyard_metrics.servicer import MetricsServicer
 from trainyard_metrics.settings import Settings
+from trainyard_metrics.summaries import Summaries
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -40,21 +46,34 @@ class Metrics:
     ) -> None:
         self.registry = registry or CollectorRegistry()
         settings = settings or Settings()
-        bells = Bells()
+        self._bells = Bells()
         self._store = Store(database_url, migrations=MIGRATIONS, name=self.name)
-        self._logs = RunLogs(home / "runs", settings, Counters(self.registry), lambda run_id, _: bells.ring(run_id))
-        self._servicer = MetricsServicer(self._store, self._logs, bells, settings)
+        self._logs = RunLogs(home / "runs", settings, Counters(self.registry), self._stored)
+        self._reader = Reader(self._logs, settings.query_threads)
+        self._summaries = Summaries(self._store, settings, Remaker(self._store, self._reader))
+        removal = Removal(self._store, self._logs, self._summaries)
+        self._servicer = MetricsServicer(
+            self._store, self._logs, self._reader, self._summaries, removal, self._bells, settings
+        )
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds `MetricsService` to a server that was not started yet."""
         add_MetricsServiceServicer_to_server(self._servicer, server)
 
     async def start(self) -> None:
-        """Opens the database; finishes removals that a crash cut short."""
+        """Opens the database; finishes removals and summaries that a crash cut short."""
         await self._store.open()
         await asyncio.to_thread(self._logs.clean)
+        await self._summaries.start()
 
     async def stop(self) -> None:
         """Stores what is staged, closes files and database."""
+        await self._summaries.cease()
         await self._logs.close()
+        await self._summaries.finish()
+        self._reader.close()
         await self._store.close()
+
+    def _stored(self, run_id: str, requests: Sequence[pb.AppendRequest]) -> None:
+        self._summaries.on_stored(run_id, requests)
+        self._bells.ring(run_id)

@@ -3,19 +3,59 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from servicekit.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
 from servicekit.ids import now_ns
-from sqlmodel import Session, col, delete, select
+from servicekit.store import upsert
+from sqlalchemy import update
+from sqlmodel import Session, SQLModel, col, delete, select
 from trainyard_protos.v1 import metrics_pb2 as pb
 
+from trainyard_metrics.domain.params import MAX_KEY, flatten, storable
 from trainyard_metrics.domain.stitch import Attempt, Resume
 from trainyard_metrics.settings import Settings
-from trainyard_metrics.tables import FenceRow, RunRow
+from trainyard_metrics.tables import FenceRow, ParamRow, RunRow, TagRow
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
 _MAX_PAGE_BYTES = 4 * 1024 * 1024
+_PARAMS = SQLModel.metadata.tables["metrics_param"]
+_TAGS = SQLModel.metadata.tables["metrics_tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What never changes of a run."""
+
+    id: str
+    workspace: str
+    job_id: str
+    fence: int
+
+    @property
+    def job(self) -> tuple[str, str]:
+        """Whose attempt it is; of a plain process, its own."""
+        return self.workspace, self.job_id or self.id
+
+
+def facts(row: RunRow) -> Facts:
+    """The facts of a row."""
+    return Facts(row.id, row.workspace, row.job_id, row.fence)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What opening a run did.
+
+    Attributes:
+        stitch: whether what it makes visible of earlier attempts is new.
+    """
+
+    run: pb.Run
+    facts: Facts
+    stitch: bool
 
 
 def check(run: pb.Run, settings: Settings) -> None:
@@ -51,7 +91,7 @@ def _parse(what: str, text: str) -> dict[str, object]:
     return value
 
 
-def open_run(session: Session, run: pb.Run) -> RunRow:
+def open_run(session: Session, run: pb.Run) -> Opened:
     """Registers a run, or adds to it when it is there. `run` was checked. A rewind, once given, stays.
 
     Raises:
@@ -59,19 +99,17 @@ def open_run(session: Session, run: pb.Run) -> RunRow:
         AlreadyExists: the id is another job's.
     """
     row = session.get(RunRow, run.id)
+    stitch = row is None or (row.rewind is None and run.HasField("rewind"))
     if row is None:
         row = _create(session, run)
     elif (row.workspace, row.job_id, row.fence) != (run.workspace, run.job_id, run.fence):
         raise AlreadyExists(f"run {run.id} is of another job or attempt", reason="RunExists", hint="make a new run id")
     if row.rewind is None and run.HasField("rewind"):
         row.rewind = run.rewind.SerializeToString()
-    row.params = json.dumps({**json.loads(row.params), **_parse("params", run.params)})
-    row.context = json.dumps({**json.loads(row.context), **_parse("context", run.context)})
-    row.tags = json.dumps({**json.loads(row.tags), **run.tags})
-    row.notes = run.notes or row.notes
-    row.name = run.name or row.name
-    session.add(row)
-    return row
+    stitch = stitch and _supersede_earlier(session, run)
+    row.dirty = row.dirty or stitch
+    _describe(session, row, run)
+    return Opened(message(row), facts(row), stitch)
 
 
 def _create(session: Session, run: pb.Run) -> RunRow:
@@ -84,6 +122,39 @@ def _create(session: Session, run: pb.Run) -> RunRow:
         fence=run.fence,
         created_ns=run.created_ns or now_ns(),
     )
+
+
+def _supersede_earlier(session: Session, run: pb.Run) -> bool:
+    """Whether there are earlier attempts."""
+    if not run.job_id:
+        return False
+    earlier = update(RunRow).where(
+        col(RunRow.workspace) == run.workspace, col(RunRow.job_id) == run.job_id, col(RunRow.fence) < run.fence
+    )
+    return bool(session.connection().execute(earlier.values(superseded=True)).rowcount)
+
+
+def _describe(session: Session, row: RunRow, run: pb.Run) -> None:
+    params = _parse("params", run.params)
+    row.params = json.dumps({**json.loads(row.params), **params})
+    row.context = json.dumps({**json.loads(row.context), **_parse("context", run.context)})
+    row.tags = json.dumps({**json.loads(row.tags), **run.tags})
+    row.notes = run.notes or row.notes
+    row.name = run.name or row.name
+    session.add(row)
+    if params:
+        _index_params(session, row)
+    tags = {storable(key)[:MAX_KEY]: storable(value) for key, value in run.tags.items()}
+    upsert(session, _TAGS, [{"key": key, "run_id": run.id, "value": tags[key]} for key in tags], ["key", "run_id"])
+
+
+def _index_params(session: Session, row: RunRow) -> None:
+    session.execute(delete(ParamRow).where(col(ParamRow.run_id) == row.id))
+    found = [
+        {"key": param.key, "run_id": row.id, "text": param.text, "number": param.number}
+        for param in flatten(json.loads(row.params))
+    ]
+    upsert(session, _PARAMS, found, ["key", "run_id"])
 
 
 def _check_fence(session: Session, run: pb.Run) -> None:
@@ -138,9 +209,11 @@ def page(session: Session, workspace: str, request: pb.ListRunsRequest) -> pb.Li
     return response
 
 
-def remove(session: Session, run_ids: list[str]) -> None:
+def remove(session: Session, run_ids: Sequence[str]) -> None:
     """Forgets runs. The fence of their job stays: its zombies are not let in again."""
-    session.exec(delete(RunRow).where(col(RunRow.id).in_(run_ids)))
+    for table in (ParamRow, TagRow):
+        session.execute(delete(table).where(col(table.run_id).in_(run_ids)))
+    session.execute(delete(RunRow).where(col(RunRow.id).in_(run_ids)))
 
 
 def message(row: RunRow) -> pb.Run:

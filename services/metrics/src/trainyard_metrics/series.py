@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import translate
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from servicekit.errors import InvalidArgument
 from trainyard_protos.v1 import metrics_pb2 as pb
 
+from trainyard_metrics import visible
+from trainyard_metrics.answers import Answers
 from trainyard_metrics.domain.columns import Columns, Floats, Ints, Mask, join
 from trainyard_metrics.domain.sampling import downsample
-from trainyard_metrics.domain.stitch import Attempt, Segment, timeline
-from trainyard_metrics.points import PointCache, RunPoints
+from trainyard_metrics.domain.summary import Summary, groups
+from trainyard_metrics.reading import Reader
+from trainyard_metrics.selecting import Selection
 from trainyard_metrics.settings import Settings
+from trainyard_metrics.summaries import Summaries
+from trainyard_metrics.visible import Source
 
-AGENT_RANK = -1
-_MAX_SEQ = 2**63 - 1
-_MAX_PATTERNS = 1000
-_MAX_PATTERN = 256
 _MAX_RESPONSE_BYTES = 15 * 1024 * 1024
+_POINTS_AT_ONCE = 4_000_000
+
+
+@dataclass
+class Seen:
+    """What a watcher was told."""
+
+    summary: Summary | None = None
+    revision: int = 0
+    sent: dict[tuple[str, int], bytes] = field(default_factory=dict)  # encoded, because a NaN does not equal itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,108 +55,118 @@ class Series:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class SeriesReader:
-    """Answers questions about series."""
+    """Answers questions about series: from summaries where they tell enough, else from points."""
 
-    points: PointCache
-    settings: Settings
+    def __init__(self, reader: Reader, summaries: Summaries, settings: Settings) -> None:
+        self._reader = reader
+        self._summaries = summaries
+        self._settings = settings
+        self._answers = Answers(settings.max_cached_bytes)
 
-    async def read(self, attempts: Sequence[Attempt], selector: pb.SeriesSelector) -> list[Series]:
-        """The series that a selector names, of these runs.
+    async def infos(self, selection: Selection) -> list[pb.SeriesInfo]:
+        """Count, last value and range of each series, by name and rank.
 
         Raises:
             DataLoss: records are damaged.
         """
-        runs = {attempt.run_id: await self.points.load(attempt.run_id) for attempt in attempts}
-        return await asyncio.to_thread(_collect, attempts, runs, selector)
+        summary = await self._summary(selection)
+        found = _infos(summary, range(len(summary)), selection)
+        return sorted(found, key=lambda info: (info.name, info.rank))
 
-    async def infos(self, attempts: Sequence[Attempt], selector: pb.SeriesSelector) -> list[pb.SeriesInfo]:
-        """Count, last value and range of each series."""
-        return [_info(series) for series in await self.read(attempts, selector)]
+    async def changes(self, selection: Selection, seen: Seen) -> list[pb.SeriesInfo]:
+        """What changed since a watcher looked last."""
+        summary = await self._summary(selection)
+        indexes = summary.changed(seen.revision).tolist() if summary is seen.summary else range(len(summary))
+        seen.summary, seen.revision = summary, summary.revision
+        fresh = []
+        for info in _infos(summary, indexes, selection):
+            encoded = info.SerializeToString()
+            if seen.sent.get((info.name, info.rank)) != encoded:
+                seen.sent[info.name, info.rank] = encoded
+                fresh.append(info)
+        return fresh
 
-    async def query(self, attempts: Sequence[Attempt], request: pb.QuerySeriesRequest) -> pb.QuerySeriesResponse:
+    async def query(self, selection: Selection, request: pb.QuerySeriesRequest) -> pb.QuerySeriesResponse:
         """Points of each series, at most `max_points` of each.
 
         Raises:
             InvalidArgument: TooManyPoints, BadMaxPoints.
+            DataLoss: records are damaged.
         """
-        if request.max_points < 0 or request.max_points == 1:
+        if request.max_points < 0 or 0 < request.max_points < 3:
             raise InvalidArgument(
-                f"max_points {request.max_points}", reason="BadMaxPoints", hint="use 0 for all points, or at least 2"
+                f"max_points {request.max_points}", reason="BadMaxPoints", hint="use 0 for all points, or at least 3"
             )
-        found = await self.read(attempts, request.selector)
-        return await asyncio.to_thread(self._answer, found, request)
+        sources = await self._sources(selection)
+        key = _key(selection, sources, request)
+        answer = self._answers.get(key)
+        if answer is None:
+            answer = await self._reader.run(lambda: self._answer(sources, selection, request))
+            self._answers.put(key, answer)
+        return answer
 
-    def _answer(self, found: Sequence[Series], request: pb.QuerySeriesRequest) -> pb.QuerySeriesResponse:
+    async def _summary(self, selection: Selection) -> Summary:
+        if selection.summarised is not None:
+            return (await self._summaries.of_job(selection.summarised)).summary
+        if not selection.attempts:
+            return Summary()
+        sources = await self._sources(selection)
+        return await self._reader.run(lambda: visible.summarise(sources, selection.names))
+
+    async def _sources(self, selection: Selection) -> list[Source]:
+        snapshots = await self._reader.snapshots(attempt.run_id for attempt in selection.attempts)
+        select = visible.stitched if selection.stitched else visible.whole
+        return select(selection.attempts, snapshots)
+
+    def _answer(
+        self, sources: Sequence[Source], selection: Selection, request: pb.QuerySeriesRequest
+    ) -> pb.QuerySeriesResponse:
         response = pb.QuerySeriesResponse()
-        left = self.settings.max_query_points
-        for series in found:
+        points, size = self._settings.max_query_points, _MAX_RESPONSE_BYTES
+        for series in _read(sources, selection):
             chosen = _within_steps(series, request)
             kept = chosen.take(downsample(chosen.value, request.max_points)) if request.max_points else chosen
-            left -= len(kept.value)
-            if left < 0:
-                raise _too_many(f"more than {self.settings.max_query_points:,} points")
-            _add(response, kept, len(chosen.value))
-            if response.ByteSize() > _MAX_RESPONSE_BYTES:
+            points -= len(kept.value)
+            if points < 0:
+                raise _too_many(f"more than {self._settings.max_query_points:,} points")
+            size -= _add(response, kept, len(chosen.value))
+            if size < 0:
                 raise _too_many(f"more points than fit into one answer of {_MAX_RESPONSE_BYTES >> 20} MiB")
         return response
 
 
-def _collect(attempts: Sequence[Attempt], runs: dict[str, RunPoints], selector: pb.SeriesSelector) -> list[Series]:
-    stitched = selector.WhichOneof("of") == "job_id" and not selector.include_hidden
-    segments = {segment.run_id: segment for segment in timeline(attempts, lambda run: runs[run].columns.writers)}
-    wanted = _name_filter(selector.names)
-    parts: list[Columns] = []
-    fences: list[Ints] = []
-    for attempt in sorted(attempts, key=lambda attempt: attempt.fence):
-        run = runs[attempt.run_id]
-        rows = _named(run, wanted)
-        if stitched:
-            rows &= _visible(run, segments.get(attempt.run_id))
-        part = run.columns.take(rows)
-        parts.append(part)
-        fences.append(np.full(len(part), attempt.fence, np.int64))
-    return list(_split(join(parts), np.concatenate([*fences, np.empty(0, np.int64)])))
+def _infos(summary: Summary, indexes: Iterable[int], selection: Selection) -> Iterator[pb.SeriesInfo]:
+    for index in indexes:
+        name = summary.names[index]
+        if selection.names is None or selection.names(name):
+            rank, count, step, time_ns, value, low, high = summary.entries[index].tolist()
+            yield pb.SeriesInfo(
+                name=name,
+                rank=rank,
+                count=count,
+                last_step=step,
+                last_value=value,
+                last_time_ns=time_ns,
+                min_value=low,
+                max_value=high,
+            )
 
 
-def _name_filter(patterns: Sequence[str]) -> re.Pattern[str]:
-    # Patterns are compiled into one expression, which takes time and memory that grow with them.
-    if len(patterns) > _MAX_PATTERNS or any(len(pattern) > _MAX_PATTERN for pattern in patterns):
-        raise InvalidArgument(
-            f"{len(patterns):,} patterns of names",
-            reason="TooManyNames",
-            hint=f"give at most {_MAX_PATTERNS:,} of at most {_MAX_PATTERN} characters; '*' stands for any text",
-        )
-    return re.compile("|".join(translate(pattern) for pattern in patterns) or ".*", re.DOTALL)
+def _read(sources: Sequence[Source], selection: Selection) -> Iterator[Series]:
+    """The series in the order of name and rank, so many names at a time as fit into memory."""
+    stored = {name for source in sources for name in source.snapshot.names}
+    wanted = sorted(stored if selection.names is None else filter(selection.names, stored))
+    points = sum(source.snapshot.count_points for source in sources) * len(wanted) // max(1, len(stored))
+    size = max(1, len(wanted) * _POINTS_AT_ONCE // max(_POINTS_AT_ONCE, points))
+    for start in range(0, len(wanted), size):
+        names = frozenset(wanted[start : start + size])
+        parts = [(source.fence, part) for source in sources for part in source.read(names)]
+        yield from _split(join([part for _, part in parts]), [(fence, len(part)) for fence, part in parts])
 
 
-def _named(run: RunPoints, wanted: re.Pattern[str]) -> Mask:
-    chosen = np.array([wanted.fullmatch(name) is not None for name in run.columns.names], np.bool_)
-    columns = run.columns
-    rows: Mask = chosen[columns.name] if len(columns) else np.empty(0, np.bool_)
-    return rows
-
-
-def _visible(run: RunPoints, segment: Segment | None) -> Mask:
-    """Points that no rewind hid. What the agent measures belongs to the clock, not to steps: no rewind hides it."""
-    columns = run.columns
-    of_agent: Mask = columns.rank == AGENT_RANK
-    if segment is None or not len(columns):
-        return of_agent
-    if segment.cut is None:
-        return np.ones(len(columns), np.bool_)
-    limits = np.array([min(segment.cut.get(writer, 0), _MAX_SEQ) for writer in columns.writers], np.int64)
-    before: Mask = columns.row < limits[columns.writer]
-    return of_agent | before
-
-
-def _split(columns: Columns, fence: Ints) -> Iterator[Series]:
-    if not len(columns):
-        return
-    order = np.lexsort((columns.time_ns, columns.step, fence, columns.rank, columns.name))
-    name, rank = columns.name[order], columns.rank[order]
-    starts = np.flatnonzero(np.diff(name, prepend=-1) | np.diff(rank, prepend=rank[0] - 1))
+def _split(columns: Columns, fences: Sequence[tuple[int, int]]) -> Iterator[Series]:
+    fence = np.repeat(np.array([fence for fence, _ in fences], np.int64), [length for _, length in fences])
     found = [
         Series(
             columns.names[columns.name[rows[0]]],
@@ -158,9 +176,19 @@ def _split(columns: Columns, fence: Ints) -> Iterator[Series]:
             columns.time_ns[rows],
             columns.value[rows],
         )
-        for rows in np.split(order, starts[1:])
+        for rows in groups(columns)
     ]
-    yield from sorted(found, key=lambda series: (series.name, series.rank))
+    for series in sorted(found, key=lambda series: (series.name, series.rank)):
+        yield _ordered(series)
+
+
+def _ordered(series: Series) -> Series:
+    # What is in order already, as nearly everything is, need not be sorted: that takes longer than reading it.
+    attempt, step, time_ns = np.diff(series.attempt), np.diff(series.step), np.diff(series.time_ns)
+    in_order = (attempt > 0) | ((attempt == 0) & ((step > 0) | ((step == 0) & (time_ns >= 0))))
+    if in_order.all():
+        return series
+    return series.take(np.lexsort((series.time_ns, series.step, series.attempt)))
 
 
 def _within_steps(series: Series, request: pb.QuerySeriesRequest) -> Series:
@@ -174,22 +202,9 @@ def _within_steps(series: Series, request: pb.QuerySeriesRequest) -> Series:
     return series.take(rows)
 
 
-def _info(series: Series) -> pb.SeriesInfo:
-    numbers = series.value[~np.isnan(series.value)]
-    return pb.SeriesInfo(
-        name=series.name,
-        rank=series.rank,
-        count=len(series.value),
-        last_step=int(series.step[-1]),
-        last_value=float(series.value[-1]),
-        last_time_ns=int(series.time_ns[-1]),
-        min_value=float(numbers.min()) if len(numbers) else float("nan"),
-        max_value=float(numbers.max()) if len(numbers) else float("nan"),
-    )
-
-
-def _add(response: pb.QuerySeriesResponse, series: Series, total: int) -> None:
-    response.series.add(
+def _add(response: pb.QuerySeriesResponse, series: Series, total: int) -> int:
+    """Adds a series; returns the bytes it takes."""
+    added = response.series.add(
         name=series.name,
         rank=series.rank,
         step=series.step.tolist(),
@@ -198,6 +213,13 @@ def _add(response: pb.QuerySeriesResponse, series: Series, total: int) -> None:
         attempt=series.attempt.tolist(),
         total=total,
     )
+    return added.ByteSize()
+
+
+def _key(selection: Selection, sources: Sequence[Source], request: pb.QuerySeriesRequest) -> bytes:
+    """What an answer depends on: the question, the cuts, and what is stored."""
+    stored = [(source.snapshot.run_id, sorted(source.snapshot.positions.items())) for source in sources]
+    return repr((request.SerializeToString(deterministic=True), selection.attempts, stored)).encode()
 
 
 def _too_many(what: str) -> InvalidArgument:

@@ -28,6 +28,10 @@ class Settings(BaseModel):
     """A run without records for this long is compacted, when it has enough of them."""
     min_compacted_bytes: int = Field(1024 * 1024, gt=0)
     """What is enough; smaller runs stay journals."""
+    merged_files: int = Field(8, gt=1)
+    """As many column files of one level become one of the next."""
+    max_column_bytes: int = Field(1024 * 1024 * 1024, gt=0)
+    """Column files are not merged beyond this size."""
     max_names_per_run: int = Field(10_000, gt=0)
     """Names of series; points of further names are kept under the name `trainyard/refused`."""
     max_writers_per_run: int = Field(100_000, gt=0)
@@ -40,8 +44,10 @@ class Settings(BaseModel):
     """Size of a run's context."""
     max_query_points: int = Field(10_000_000, gt=0)
     """Points that one query may return."""
-    max_cached_points: int = Field(2_000_000, gt=0)
-    """Decoded points kept for further queries; one takes 48 bytes."""
+    max_cached_bytes: int = Field(32 * 1024 * 1024, ge=0)
+    """Answers about points that are kept for whoever asks the same again."""
+    query_threads: int = Field(4, gt=0)
+    """Threads that read points and lines for queries."""
     max_tail_lines: int = Field(100_000, gt=0)
     """The largest tail of logs."""
     watch_interval_s: float = Field(0.2, ge=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Index
+from sqlalchemy import BigInteger, Double, Index
 from sqlmodel import Field, SQLModel
 
 
@@ -16,11 +16,14 @@ class RunRow(SQLModel, table=True):
     fence: int = 0
     name: str = ""
     created_ns: int = Field(sa_type=BigInteger)
+    updated_ns: int = Field(default=0, sa_type=BigInteger)  # of the newest point; 0: none yet
     params: str = "{}"  # JSON object
     tags: str = "{}"  # JSON object of strings
     notes: str = ""
     context: str = "{}"  # JSON object
     rewind: bytes | None = None  # a serialized Rewind
+    superseded: bool = False  # a later attempt of its job has opened a run
+    dirty: bool = False  # points may be newer than the summary: after a crash it is made anew
 
 
 class FenceRow(SQLModel, table=True):
@@ -31,3 +34,48 @@ class FenceRow(SQLModel, table=True):
     workspace: str = Field(primary_key=True)
     job_id: str = Field(primary_key=True)
     fence: int
+
+
+class SummaryRow(SQLModel, table=True):
+    """All series of a run: see `domain.summary`. Of an attempt: the job's visible series up to it."""
+
+    __tablename__ = "metrics_summary"
+
+    run_id: str = Field(primary_key=True)
+    packed: bytes
+
+
+class ValueRow(SQLModel, table=True):
+    """The last value of a series' lowest rank, to be searched by. NULL is NaN."""
+
+    __tablename__ = "metrics_value"
+    __table_args__ = (
+        Index("metrics_value_search", "name", "value", "run_id"),
+        Index("metrics_value_run", "run_id"),
+        {"sqlite_with_rowid": False},
+    )
+
+    name: str = Field(primary_key=True)
+    run_id: str = Field(primary_key=True)
+    value: float | None = Field(default=None, sa_type=Double)
+
+
+class ParamRow(SQLModel, table=True):
+    """A parameter, flattened: see `domain.params`."""
+
+    __tablename__ = "metrics_param"
+    __table_args__ = (Index("metrics_param_run", "run_id"), {"sqlite_with_rowid": False})
+
+    key: str = Field(primary_key=True)
+    run_id: str = Field(primary_key=True)
+    text: str
+    number: float | None = Field(default=None, sa_type=Double)
+
+
+class TagRow(SQLModel, table=True):
+    __tablename__ = "metrics_tag"
+    __table_args__ = (Index("metrics_tag_run", "run_id"), {"sqlite_with_rowid": False})
+
+    key: str = Field(primary_key=True)
+    run_id: str = Field(primary_key=True)
+    value: str

@@ -1,0 +1,172 @@
+"""Runs that match a filter, in pages, with the last values of some of their series.
+
+First the ids are found, then the rest of as many runs as fit into an answer is read: no search holds more than that.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from servicekit.errors import InvalidArgument
+from sqlalchemy import Row, literal, select
+from sqlmodel import Session, col
+from trainyard_protos.v1 import metrics_pb2 as pb
+
+from trainyard_metrics.conditions import Dialect, visible
+from trainyard_metrics.domain import filters
+from trainyard_metrics.domain.summary import Packed, names_of
+from trainyard_metrics.ordering import Order
+from trainyard_metrics.runs import DEFAULT_PAGE, MAX_PAGE
+from trainyard_metrics.tables import RunRow, SummaryRow
+
+MAX_NAMES = 100
+_MAX_RUN_IDS = 10_000
+_MAX_BYTES = 8 * 1024 * 1024
+_AT_ONCE = 250
+
+Found = Row[Any]
+
+
+def search(session: Session, workspace: str, request: pb.SearchRunsRequest) -> pb.SearchRunsResponse:
+    """One page of runs.
+
+    Raises:
+        InvalidArgument: BadFilter, BadOrder, BadPageToken, TooManyNames.
+    """
+    _check(request)
+    order = Order(request.order_by)
+    size = min(request.page_size if request.page_size > 0 else DEFAULT_PAGE, MAX_PAGE)
+    found = _find(session, workspace, request, order, size + 1)
+    response = pb.SearchRunsResponse()
+    room = _MAX_BYTES
+    for run in _read(session, [row[0] for row in found[:size]], request):
+        room -= run.ByteSize()
+        if room < 0 and response.runs:
+            break
+        response.runs.append(run)
+    if len(response.runs) < len(found):
+        response.next_page_token = order.token(found[len(response.runs) - 1][1:])
+    return response
+
+
+def _check(request: pb.SearchRunsRequest) -> None:
+    if len(request.names) > MAX_NAMES:
+        raise InvalidArgument(
+            f"last values of {len(request.names):,} series", reason="TooManyNames", hint=f"name at most {MAX_NAMES}"
+        )
+    if len(request.run_ids) > _MAX_RUN_IDS:
+        raise InvalidArgument(
+            f"a search among {len(request.run_ids):,} runs", reason="TooManyRuns", hint=f"at most {_MAX_RUN_IDS:,}"
+        )
+
+
+def _find(session: Session, workspace: str, request: pb.SearchRunsRequest, order: Order, limit: int) -> Sequence[Found]:
+    """Id and keys of the runs of a page."""
+    dialect = Dialect(session.get_bind().dialect.name)
+    query, keys = order.apply(select(col(RunRow.id)).select_from(RunRow), dialect)
+    query = query.where(visible(workspace, request.run_ids, all_attempts=request.all_attempts))
+    if (condition := filters.parse(request.filter)) is not None:
+        query = query.where(dialect.where(condition))
+    if request.page_token:
+        query = query.where(order.behind(request.page_token, keys))
+    query = query.add_columns(*(key.expression for key in keys)).order_by(*(key.clause() for key in keys))
+    return session.execute(query.limit(limit)).all()
+
+
+def _read(session: Session, run_ids: Sequence[str], request: pb.SearchRunsRequest) -> Iterator[pb.FoundRun]:
+    values = _Values(request.names)
+    for start in range(0, len(run_ids), _AT_ONCE):
+        some = run_ids[start : start + _AT_ONCE]
+        rows = {row.id: row for row in session.execute(_runs(some, with_context=request.with_context))}
+        packed = _packed(session, some) if request.names else {}
+        for run_id in some:
+            if run_id in rows:
+                found = _message(rows[run_id])
+                values.add(found, packed.get(run_id))
+                yield found
+
+
+def _runs(run_ids: Sequence[str], *, with_context: bool) -> Any:
+    context = col(RunRow.context) if with_context else literal("").label("context")
+    columns = (
+        RunRow.id, RunRow.workspace, RunRow.job_id, RunRow.fence, RunRow.name, RunRow.created_ns,
+        RunRow.updated_ns, RunRow.params, RunRow.tags, RunRow.notes, RunRow.rewind,
+    )  # fmt: skip
+    return select(*map(col, columns), context).where(col(RunRow.id).in_(run_ids))
+
+
+def _packed(session: Session, run_ids: Sequence[str]) -> Mapping[str, bytes]:
+    query = select(col(SummaryRow.run_id), col(SummaryRow.packed)).where(col(SummaryRow.run_id).in_(run_ids))
+    return {run_id: packed for run_id, packed in session.execute(query)}
+
+
+def _message(row: Found) -> pb.FoundRun:
+    run = pb.Run(
+        id=row.id,
+        workspace=row.workspace,
+        job_id=row.job_id,
+        fence=row.fence,
+        name=row.name,
+        created_ns=row.created_ns,
+        params=row.params,
+        tags=json.loads(row.tags) if row.tags != "{}" else None,
+        notes=row.notes,
+        context=row.context,
+    )
+    if row.rewind is not None:
+        run.rewind.ParseFromString(row.rewind)
+    return pb.FoundRun(run=run, updated_ns=row.updated_ns)
+
+
+class _Values:
+    """Last values of the lowest rank of some names, out of packed summaries.
+
+    Runs that log the same series share one table of names, so where the names are is looked up once per table.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = list(names)
+        self._nothing = [float("nan")] * len(self._names), [0] * len(self._names)
+        self._places: dict[bytes, dict[str, list[int]]] = {}
+
+    def add(self, found: pb.FoundRun, data: bytes | None) -> None:
+        """Fills in the columns of a run."""
+        if not self._names:
+            return
+        value, zeros = self._nothing
+        if data is None:
+            step, count = zeros, zeros
+        else:
+            value, step, count = self._columns(Packed.of(data))
+        found.last_value.extend(value)
+        found.last_step.extend(step)
+        found.count.extend(count)
+
+    def _columns(self, packed: Packed) -> tuple[list[float], list[int], list[int]]:
+        slots = self._slots(packed)
+        absent = slots < 0
+        entries = packed.entries[slots] if len(packed.entries) else np.zeros(len(slots), packed.entries.dtype)
+        entries["last_value"][absent] = np.nan
+        entries["last_step"][absent] = 0
+        entries["count"][absent] = 0
+        return entries["last_value"].tolist(), entries["last_step"].tolist(), entries["count"].tolist()
+
+    def _slots(self, packed: Packed) -> Any:
+        places = self._places.get(packed.table)
+        if places is None:
+            places = self._places[packed.table] = _places(packed.table, self._names)
+        rank = packed.entries["rank"]
+        return np.array(
+            [min(places[name], key=lambda slot: rank[slot]) if places[name] else -1 for name in self._names], np.int64
+        )
+
+
+def _places(table: bytes, names: Sequence[str]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {name: [] for name in names}
+    for slot, name in enumerate(names_of(table)):
+        if name in places:
+            places[name].append(slot)
+    return places
