@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainyard.tracker.devices import OnDevice, numbers
-from trainyard.tracker.log import FOLDER_VARIABLE, MAX_NAME, Log, Unavailable
 from trainyard.tracker.records import FACTS, PROGRESS, PROGRESS_MADE, TooLarge, json_record, record
+from trainyard.tracker.writing import FOLDER_VARIABLE, MAX_NAME, Log, Unavailable
 
 MAX_WAITING = 1_000
 _PLAIN = frozenset((float, int, bool))

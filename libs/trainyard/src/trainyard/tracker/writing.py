@@ -51,7 +51,9 @@ class Log:
             struct.error, TypeError: a value or the step is no number that fits.
         """
         segment = self._segment or self._roll()
-        shape = segment.shapes.get(names) or self._declare(names)
+        shape = segment.shapes.get(names)
+        if shape is None:
+            segment, shape = self._declare(names)
         try:
             segment.append(shape.pack(shape.size, shape.number, step, time_ns, *values))
         except SegmentFull:
@@ -77,18 +79,18 @@ class Log:
         if self._segment is not None:
             self._segment.close()
 
-    def _declare(self, names: tuple[str, ...]) -> RowShape:
+    def _declare(self, names: tuple[str, ...]) -> tuple[SegmentWriter, RowShape]:
         for name in names:
             if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
                 raise ValueError(f"{name!r:.80} is no name: use a string of 1 to {MAX_NAME} characters")
         if not names:
             raise ValueError("nothing to log")
-        # A shape goes where its first row goes.
+        # With room for a row too: both go into the same segment.
         segment = self._with_room(len(json_record(SHAPE, names)) + 4 + RowShape(0, len(names)).size)
         shape = RowShape(len(segment.shapes), len(names))
         segment.append(json_record(SHAPE, names, shape=shape.number))
         segment.shapes[names] = shape
-        return shape
+        return segment, shape
 
     def _with_room(self, size: int) -> SegmentWriter:
         if self._segment is None or self._segment.room < size:
@@ -100,6 +102,8 @@ class Log:
         full = self._segment
         if full is None or full.published:
             self._segment = self._following(full, room)
+            if full is not None:
+                full.close()
         # Else an exception came between the two; nothing was lost.
         assert self._segment is not None
         self._segment.publish()
