@@ -8,7 +8,7 @@
         print(job.values()["accuracy"])
 
 Answers are the messages of `trainyard_protos` themselves, whose documentation is in `proto/trainyard/v1`; errors are
-those of `trainyard.errors`.
+those of `trainyard.errors`. Runs, comparisons and what an operator asks for are frozen dataclasses of this package.
 """
 
 from __future__ import annotations
@@ -18,12 +18,40 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainyard.client.aio import AsyncClient
+    from trainyard.client.answers import BackedUp, Maintained, ServiceUsage, Verified
+    from trainyard.client.comparison import Comparison, Row, compare
     from trainyard.client.handles import AsyncJobHandle
+    from trainyard.client.records import Run
     from trainyard.client.sync import Client, JobHandle
 
-__all__ = ["AsyncClient", "AsyncJobHandle", "Client", "JobHandle"]
-
-_MODULES = {"AsyncClient": "aio", "AsyncJobHandle": "handles", "JobHandle": "sync", "Client": "sync"}
+_MODULES = {
+    "AsyncClient": "aio",
+    "AsyncJobHandle": "handles",
+    "BackedUp": "answers",
+    "Client": "sync",
+    "Comparison": "comparison",
+    "JobHandle": "sync",
+    "Maintained": "answers",
+    "Row": "comparison",
+    "Run": "records",
+    "ServiceUsage": "answers",
+    "Verified": "answers",
+    "compare": "comparison",
+}
+__all__ = [
+    "AsyncClient",
+    "AsyncJobHandle",
+    "BackedUp",
+    "Client",
+    "Comparison",
+    "JobHandle",
+    "Maintained",
+    "Row",
+    "Run",
+    "ServiceUsage",
+    "Verified",
+    "compare",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,14 +12,12 @@ from trainyard import errors
 from trainyard.artifacts import ArtifactError, pack_code
 from trainyard.client.connection import Connection
 from trainyard.client.documents import Document
+from trainyard.client.names import DIFF_FILE
 from trainyard.client.transfer import upload_files
 from trainyard.source import git_context, to_labels
 
 if TYPE_CHECKING:
     from trainyard.spec import TrainingJob
-
-DIFF_FILE = "diff.patch"
-"""The one file of the artifact that has the diff of a job's code; `git apply` takes it."""
 
 
 def resolved(document: Document) -> TrainingJob:

@@ -16,6 +16,11 @@ from trainyard import channel, errors, home
 from trainyard.client.statuses import from_rpc
 
 if TYPE_CHECKING:
+    from trainyard_protos.v1.admin_pb2_grpc import (
+        ArtifactAdminServiceAsyncStub,
+        MetricsAdminServiceAsyncStub,
+        SchedulerAdminServiceAsyncStub,
+    )
     from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceAsyncStub
     from trainyard_protos.v1.launcher_pb2_grpc import LauncherServiceAsyncStub
     from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceAsyncStub
@@ -106,6 +111,24 @@ class Connection:
         from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceStub
 
         return ArtifactServiceStub(self._channel)
+
+    @cached_property
+    def scheduler_admin(self) -> SchedulerAdminServiceAsyncStub:
+        from trainyard_protos.v1.admin_pb2_grpc import SchedulerAdminServiceStub
+
+        return SchedulerAdminServiceStub(self._channel)
+
+    @cached_property
+    def metrics_admin(self) -> MetricsAdminServiceAsyncStub:
+        from trainyard_protos.v1.admin_pb2_grpc import MetricsAdminServiceStub
+
+        return MetricsAdminServiceStub(self._channel)
+
+    @cached_property
+    def artifacts_admin(self) -> ArtifactAdminServiceAsyncStub:
+        from trainyard_protos.v1.admin_pb2_grpc import ArtifactAdminServiceStub
+
+        return ArtifactAdminServiceStub(self._channel)
 
     @cached_property
     def yard(self) -> YardServiceAsyncStub:

@@ -14,7 +14,7 @@ from trainyard_protos.v1 import common_pb2, launcher_pb2
 
 from trainyard import errors
 from trainyard.client import states
-from trainyard.client.runs import RunCalls
+from trainyard.client.runs import RunCalls, Subject
 
 Event = launcher_pb2.FollowEvent
 
@@ -84,7 +84,7 @@ class FollowCalls(RunCalls):
     async def _stored(self, job: str, gap: Event.Dropped, position: Position) -> AsyncIterator[Event]:
         """Lines of a gap as metrics has them, then a mark for those that it lacks too."""
         expected = max(gap.from_seq, position.next_seq.get(gap.node, 0))
-        async for stored in self.logs(job, attempt=position.attempt):
+        async for stored in self.logs(Subject(job_id=job), attempt=position.attempt):
             line = stored.line
             if line.node == gap.node and expected <= line.seq < gap.to_seq:
                 expected = line.seq + 1

@@ -11,9 +11,8 @@ from trainyard_protos.v1 import launcher_pb2, metrics_pb2, scheduler_pb2
 from trainyard import errors
 from trainyard.client import states
 from trainyard.client.follow import FollowCalls
-
-SYSTEM_PREFIX = "system/"
-"""Series that the agent samples; all others are the script's own."""
+from trainyard.client.names import SYSTEM_PREFIX
+from trainyard.client.runs import Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +43,15 @@ class AsyncJobHandle:
             check_succeeded(job)
         return job
 
+    @property
+    def _runs(self) -> Subject:
+        return Subject(job_id=self.id)
+
     def logs(
-        self, *, attempt: int = 0, ranks: Sequence[int] = (), tail: int = 0, search: str = ""
+        self, *, attempt: int = 0, ranks: Sequence[int] = (), tail: int = 0, search: str = "", regex: str = ""
     ) -> AsyncIterator[metrics_pb2.StoredLine]:
         """Stored lines of output; see `AsyncClient.logs`."""
-        return self.calls.logs(self.id, attempt=attempt, ranks=ranks, tail=tail, search=search)
+        return self.calls.logs(self._runs, attempt=attempt, ranks=ranks, tail=tail, search=search, regex=regex)
 
     def follow(self) -> AsyncIterator[launcher_pb2.FollowEvent]:
         """Output and progress as they come, until the job has ended."""
@@ -60,12 +63,12 @@ class AsyncJobHandle:
 
     async def metrics(self, *names: str, max_points: int = 1000) -> Mapping[str, metrics_pb2.Series]:
         """Points of series by name; of several ranks that log one name, the lowest rank's."""
-        series = await self.calls.metrics(self.id, names, max_points=max_points)
+        series = await self.calls.metrics(self._runs, names, max_points=max_points)
         return {each.name: each for each in sorted(series, key=lambda each: -each.rank)}
 
     async def values(self) -> Mapping[str, float]:
         """The last value of every series the script tracked."""
-        series = await self.calls.series(self.id)
+        series = await self.calls.series(self._runs)
         return tracked_values(series)
 
     async def explain(self) -> scheduler_pb2.Explanation:

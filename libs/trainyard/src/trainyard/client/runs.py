@@ -1,27 +1,87 @@
-"""Calls about what a job wrote and measured (metrics) and about its processes (launcher)."""
+"""Calls about what jobs and plain scripts wrote and measured (metrics) and about a job's processes (launcher)."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 
 from trainyard_protos.v1 import launcher_pb2, metrics_pb2
 
+from trainyard import errors
 from trainyard.client.jobs import JobCalls
 
 STACKS_DEADLINE_S = 60.0
+_ID_BEGINNING = re.compile(r"[0-9a-f-]{4,36}")
+_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """Whose records are read: a job's, over all of its attempts, or one run's."""
+
+    job_id: str = ""
+    run_id: str = ""
+
+    def selector(self, workspace: str, names: Sequence[str], include_hidden: bool) -> metrics_pb2.SeriesSelector:
+        """Series of it."""
+        selector = metrics_pb2.SeriesSelector(workspace=workspace, names=names, include_hidden=include_hidden)
+        if self.run_id:
+            selector.run_id = self.run_id
+        else:
+            selector.job_id = self.job_id
+        return selector
 
 
 class RunCalls(JobCalls):
-    """Logs, series, live output, stacks and shells of jobs."""
+    """Logs, series, live output, stacks and shells.
+
+    `of` names a job as everywhere (id, unique prefix of one, unique name, "@last"), or else a run: the id of an
+    attempt, the id of a plain script's run, a unique prefix of one, or the unique name of a plain script's run.
+    """
+
+    async def subject(self, of: str | Subject) -> Subject:
+        """The job, or else the run, that a handle names.
+
+        Raises:
+            NotFound: neither is called that.
+            Conflict: several are.
+        """
+        if isinstance(of, Subject):
+            return of
+        try:
+            return Subject(job_id=(await self.get(of)).id)
+        except errors.NotFound as no_job:
+            ids = await self._runs_called(of)
+            if not ids:
+                raise no_job
+            if len(ids) > 1:
+                raise errors.Conflict(
+                    f"'{of}' names several runs: {', '.join(ids[:_SHOWN])}{' and more' if len(ids) > _SHOWN else ''}",
+                    reason="AmbiguousRun",
+                    hint="give more of the id; 'yard runs list' lists them",
+                ) from None
+            return Subject(run_id=ids[0])
+
+    async def _runs_called(self, handle: str) -> list[str]:
+        """Ids of the runs, at most one more than are shown, that have this name, or whose id begins so."""
+        quoted = handle.replace("\\", "\\\\").replace('"', '\\"')
+        wanted = f'id like "{quoted}%"' if _ID_BEGINNING.fullmatch(handle) else f'name = "{quoted}"'
+        request = metrics_pb2.SearchRunsRequest(
+            workspace=self.workspace, filter=wanted, all_attempts=True, page_size=_SHOWN + 1
+        )
+        found = await self._connection.call(self._connection.metrics.SearchRuns, request)
+        return [each.run.id for each in found.runs]
 
     async def logs(
         self,
-        job: str,
+        of: str | Subject,
         *,
         attempt: int = 0,
         ranks: Sequence[int] = (),
         tail: int = 0,
         search: str = "",
+        regex: str = "",
         from_time_ns: int = 0,
     ) -> AsyncIterator[metrics_pb2.StoredLine]:
         """Stored lines, ordered by time within each attempt.
@@ -31,34 +91,60 @@ class RunCalls(JobCalls):
             ranks: global ranks, -1 for the agent; empty for all.
             tail: only the last lines; 0 for all.
             search: only lines that contain this text.
+            regex: only lines in which this RE2 pattern is found.
+            from_time_ns: only lines from this moment on, UTC nanoseconds.
         """
+        subject = await self.subject(of)
         request = metrics_pb2.ReadLogsRequest(
             workspace=self.workspace,
-            job_id=await self.job_id(job),
+            job_id=subject.job_id,
+            run_id=subject.run_id,
             attempt=attempt,
             ranks=ranks,
             tail=tail,
             search=search,
+            regex=regex,
             from_time_ns=from_time_ns,
         )
         async for answer in self._connection.stream(self._connection.metrics.ReadLogs, request):
             for line in answer.lines:
                 yield line
 
-    async def series(self, job: str, names: Sequence[str] = ()) -> Sequence[metrics_pb2.SeriesInfo]:
-        """Names, counts, last, least and greatest values of a job's series. `names` may be globs."""
-        request = metrics_pb2.ListSeriesRequest(selector=await self._selector(job, names))
+    async def series(
+        self, of: str | Subject, names: Sequence[str] = (), *, include_hidden: bool = False
+    ) -> Sequence[metrics_pb2.SeriesInfo]:
+        """Names, counts, last, least and greatest values of series. `names` may be globs.
+
+        Args:
+            include_hidden: also what earlier attempts wrote beyond the checkpoint that a later one resumed from.
+        """
+        selector = (await self.subject(of)).selector(self.workspace, names, include_hidden)
+        request = metrics_pb2.ListSeriesRequest(selector=selector)
         return (await self._connection.call(self._connection.metrics.ListSeries, request)).series
 
     async def metrics(
-        self, job: str, names: Sequence[str] = (), *, max_points: int = 1000
+        self,
+        of: str | Subject,
+        names: Sequence[str] = (),
+        *,
+        max_points: int = 1000,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        include_hidden: bool = False,
     ) -> Sequence[metrics_pb2.Series]:
-        """Points of a job's series over all its attempts, at most `max_points` of each (0: all)."""
-        request = metrics_pb2.QuerySeriesRequest(selector=await self._selector(job, names), max_points=max_points)
-        return (await self._connection.call(self._connection.metrics.QuerySeries, request)).series
+        """Points of series, of a job over all its attempts, as columns of equal length.
 
-    async def _selector(self, job: str, names: Sequence[str]) -> metrics_pb2.SeriesSelector:
-        return metrics_pb2.SeriesSelector(workspace=self.workspace, job_id=await self.job_id(job), names=names)
+        Args:
+            names: exact names or globs; empty for all.
+            max_points: of each series at most; least and greatest values are kept. 0: all.
+            from_step, to_step: only these steps, both included.
+            include_hidden: see `series`.
+        """
+        selector = (await self.subject(of)).selector(self.workspace, names, include_hidden)
+        request = metrics_pb2.QuerySeriesRequest(
+            selector=selector, from_step=from_step, to_step=to_step, max_points=max_points
+        )
+        return (await self._connection.call(self._connection.metrics.QuerySeries, request)).series
 
     async def live(
         self, job: str, *, attempt: int = 0, next_seq: dict[int, int] | None = None

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from trainyard_protos.v1 import artifacts_pb2, launcher_pb2, metrics_pb2, scheduler_pb2, yard_pb2
 
@@ -14,6 +14,11 @@ from trainyard import errors
 from trainyard.client.aio import AsyncClient
 from trainyard.client.documents import Source
 from trainyard.client.handles import AsyncJobHandle
+
+if TYPE_CHECKING:
+    from trainyard.client.answers import BackedUp, Maintained, ServiceUsage, Verified
+    from trainyard.client.comparison import Comparison
+    from trainyard.client.records import Run
 
 T = TypeVar("T")
 
@@ -97,10 +102,11 @@ class JobHandle:
         return self._loop.run(self._job.wait(timeout_s, check=check))
 
     def logs(
-        self, *, attempt: int = 0, ranks: Sequence[int] = (), tail: int = 0, search: str = ""
+        self, *, attempt: int = 0, ranks: Sequence[int] = (), tail: int = 0, search: str = "", regex: str = ""
     ) -> Iterator[metrics_pb2.StoredLine]:
-        """Stored lines of output."""
-        return self._loop.iterate(self._job.logs(attempt=attempt, ranks=ranks, tail=tail, search=search))
+        """Stored lines of output; see `AsyncClient.logs`."""
+        lines = self._job.logs(attempt=attempt, ranks=ranks, tail=tail, search=search, regex=regex)
+        return self._loop.iterate(lines)
 
     def follow(self) -> Iterator[launcher_pb2.FollowEvent]:
         """Output and progress as they come, until the job has ended."""
@@ -190,6 +196,58 @@ class Client:
     def pools(self) -> Sequence[scheduler_pb2.Pool]:
         """The pools of machines, with what is free on each."""
         return self._loop.run(self._client.pools())
+
+    def runs(self, filter: str = "", **options: Any) -> Iterator[Run]:
+        """Runs that match a filter, newest first; options are those of `AsyncClient.runs`.
+
+        for run in yard.runs('params.lr < 0.1', order_by='metrics.loss', names=['loss']):
+            print(run.name, run.values['loss'])
+        """
+        return self._loop.iterate(self._client.runs(filter, **options))
+
+    def run(self, of: str) -> Run:
+        """One run with its context and last values; of a job, its newest attempt's.
+
+        Raises:
+            NotFound: there is none. Conflict: several are called that.
+        """
+        return self._loop.run(self._client.run(of))
+
+    def compare(self, of: Sequence[str], *, everything: bool = False) -> Comparison:
+        """What differs between two or more jobs or runs; see `AsyncClient.compare`."""
+        return self._loop.run(self._client.compare(of, everything=everything))
+
+    def diff(self, run: Run) -> str:
+        """What of a run's code differed from its commit; "" when nothing did or none is known."""
+        return self._loop.run(self._client.diff(run))
+
+    def series(self, of: str, names: Sequence[str] = (), **options: Any) -> Sequence[metrics_pb2.SeriesInfo]:
+        """Names, counts and last values of a job's or run's series; options are those of `AsyncClient.series`."""
+        return self._loop.run(self._client.series(of, names, **options))
+
+    def metrics(self, of: str, names: Sequence[str] = (), **options: Any) -> Sequence[metrics_pb2.Series]:
+        """Points of a job's or run's series; options are those of `AsyncClient.metrics`."""
+        return self._loop.run(self._client.metrics(of, names, **options))
+
+    def logs(self, of: str, **options: Any) -> Iterator[metrics_pb2.StoredLine]:
+        """Stored lines of a job or run; options are those of `AsyncClient.logs`."""
+        return self._loop.iterate(self._client.logs(of, **options))
+
+    def usage(self) -> Sequence[ServiceUsage]:
+        """How much each service stores, and how much room there is."""
+        return self._loop.run(self._client.usage())
+
+    def verify(self, *, repair: bool = False) -> Iterator[Verified]:
+        """Reads everything that is stored, and tells what is not as it was written; see `AsyncClient.verify`."""
+        return self._loop.iterate(self._client.verify(repair=repair))
+
+    def maintain(self) -> Sequence[Maintained]:
+        """Compacts, applies retention and frees space now."""
+        return self._loop.run(self._client.maintain())
+
+    def backup(self, folder: Path | str) -> Iterator[BackedUp]:
+        """Copies everything into a new folder, which appears when the iterator has ended; see `AsyncClient.backup`."""
+        return self._loop.iterate(self._client.backup(folder))
 
     def stacks(self, job: str) -> Sequence[launcher_pb2.RankStacks]:
         """Python stacks of every rank of a job, now."""

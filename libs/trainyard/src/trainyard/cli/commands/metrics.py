@@ -53,7 +53,7 @@ def metrics(
 def _table(job: str, series: Sequence[metrics_pb2.SeriesInfo], *, wide: bool) -> None:
     from trainyard.cli import tables, words
     from trainyard.cli.terminal import next_steps, say
-    from trainyard.client.handles import SYSTEM_PREFIX
+    from trainyard.client.names import SYSTEM_PREFIX
 
     shown = [each for each in series if wide or not each.name.startswith(SYSTEM_PREFIX)]
     if not shown:

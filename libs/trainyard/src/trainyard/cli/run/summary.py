@@ -11,7 +11,8 @@ from trainyard.cli import exits, tables, words
 from trainyard.cli.boundary import ExitCode
 from trainyard.cli.terminal import clean, next_steps, say, state, styled
 from trainyard.client import states
-from trainyard.client.handles import SYSTEM_PREFIX, tracked_values
+from trainyard.client.handles import tracked_values
+from trainyard.client.names import SYSTEM_PREFIX
 
 if TYPE_CHECKING:
     from trainyard_protos.v1 import artifacts_pb2

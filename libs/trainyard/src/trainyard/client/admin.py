@@ -1,0 +1,85 @@
+"""Calls for whoever runs a yard: what is stored, whether it is whole, tidying up, copies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainyard_protos.v1 import admin_pb2 as pb
+
+from trainyard.client.jobs import JobCalls
+
+if TYPE_CHECKING:
+    from trainyard.client.answers import BackedUp, Maintained, ServiceUsage, Verified
+
+MAINTAIN_DEADLINE_S = 3600.0
+
+
+class AdminCalls(JobCalls):
+    """What an operator asks. Attempts' tokens are refused."""
+
+    async def usage(self) -> list[ServiceUsage]:
+        """How much each service stores, and how much room there is."""
+        from trainyard.client.answers import ServiceUsage
+
+        stubs = {"scheduler": self._connection.scheduler_admin, **self._keepers()}
+        request = pb.GetUsageRequest()
+        answers = await asyncio.gather(*(self._connection.call(stub.GetUsage, request) for stub in stubs.values()))
+        return [
+            ServiceUsage(service, list(answer.usage), answer.free_bytes)
+            for service, answer in zip(stubs, answers, strict=True)
+        ]
+
+    async def verify(self, *, repair: bool = False) -> AsyncIterator[Verified]:
+        """Reads everything that metrics and artifacts store, and tells what is not as it was written.
+
+        Args:
+            repair: save what can be saved; what is damaged is put aside, never deleted.
+        """
+        from trainyard.client.answers import Verified
+
+        request = pb.VerifyRequest(repair=repair)
+        for service, stub in self._keepers().items():
+            async for answer in self._connection.stream(stub.Verify, request):
+                finding = answer.finding if answer.HasField("finding") else None
+                yield Verified(service, answer.checked, answer.total, finding)
+
+    async def maintain(self) -> list[Maintained]:
+        """Compacts, applies retention and frees space now, instead of when the services would by themselves."""
+        from trainyard.client.answers import Maintained
+
+        request, done = pb.MaintainRequest(), []
+        for service, stub in self._keepers().items():
+            answer = await self._connection.call(stub.Maintain, request, MAINTAIN_DEADLINE_S)
+            done.append(Maintained(service, answer.freed_bytes, list(answer.done)))
+        return done
+
+    async def backup(self, folder: Path | str) -> AsyncIterator[BackedUp]:
+        """Copies everything that the services keep into a new folder, while they work.
+
+        The folder appears when the copy is whole and durable. Put into an empty TRAINYARD_HOME it is a yard again.
+        Copies of PostgreSQL databases and S3 buckets are made with those systems' own tools.
+
+        Raises:
+            InvalidArgument: the folder is there already and not empty, or cannot be written.
+            Conflict: a service's database is not SQLite.
+        """
+        from trainyard.client.answers import BackedUp
+        from trainyard.client.copying import Copy
+
+        copy = Copy(Path(folder))
+        try:
+            # The scheduler first, artifacts last: what one speaks of is then in the copies of the others.
+            for service, stub in {"scheduler": self._connection.scheduler_admin, **self._keepers()}.items():
+                async for piece in self._connection.stream(stub.Backup, pb.BackupRequest()):
+                    await copy.add(piece)
+                    yield BackedUp(service, piece.path, copy.files, copy.bytes)
+            await copy.finish()
+        finally:
+            await copy.discard()
+
+    def _keepers(self) -> dict[str, Any]:
+        """The services that store what jobs make."""
+        return {"metrics": self._connection.metrics_admin, "artifacts": self._connection.artifacts_admin}

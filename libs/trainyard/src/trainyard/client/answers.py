@@ -1,0 +1,65 @@
+"""What a yard's services answer to an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainyard_protos.v1 import admin_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUsage:
+    """What one service stores.
+
+    Attributes:
+        usage: by kind and workspace.
+        free_bytes: of the disk it stores on; 0 when not known (an object store).
+    """
+
+    service: str
+    usage: Sequence[pb.GetUsageResponse.Usage]
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """How far the check of a service is, and what it found there.
+
+    Attributes:
+        checked, total: things looked at so far, and in all.
+        finding: None while there is only progress.
+    """
+
+    service: str
+    checked: int
+    total: int
+    finding: pb.VerifyResponse.Finding | None
+
+
+@dataclass(frozen=True, slots=True)
+class Maintained:
+    """What tidying up did in one service.
+
+    Attributes:
+        done: in words.
+    """
+
+    service: str
+    freed_bytes: int
+    done: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class BackedUp:
+    """How far a backup is.
+
+    Attributes:
+        path: of the file that is being written, below the folder of the backup.
+        files, bytes: so far.
+    """
+
+    service: str
+    path: str
+    files: int
+    bytes: int

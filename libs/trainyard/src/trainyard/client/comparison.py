@@ -1,0 +1,121 @@
+"""What differs between runs. Pure: no yard is asked."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainyard.client.names import SYSTEM_PREFIX
+from trainyard.client.records import Run
+
+PARTS = ("params", "tags", "notes", "git", "context", "metrics")
+_INDEX = re.compile(r"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One fact of all runs.
+
+    Attributes:
+        part: one of `PARTS`.
+        name: dotted, for instance "spec.resources.cpu"; "" for notes.
+        values: one for each run; None where a run has none.
+    """
+
+    part: str
+    name: str
+    values: tuple[Any, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the runs disagree. NaN agrees with NaN."""
+        return any(not _same(self.values[0], value) for value in self.values[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Runs side by side.
+
+    Attributes:
+        runs: in the order asked for.
+        rows: what differs (or everything), by part and name.
+        diffs: of each run, its code against its commit; "" where there is none.
+    """
+
+    runs: tuple[Run, ...]
+    rows: tuple[Row, ...]
+    diffs: tuple[str, ...]
+
+
+def compare(runs: Sequence[Run], diffs: Sequence[str] = (), *, everything: bool = False) -> Comparison:
+    """Lays runs side by side.
+
+    Args:
+        diffs: the code of each run against its commit; default: none is known.
+        everything: also what is the same, and what the agent samples.
+    """
+    diffs = tuple(diffs) or ("",) * len(runs)
+    facts = [dict(_facts(run, diff, everything)) for run, diff in zip(runs, diffs, strict=True)]
+    keys = sorted({key for each in facts for key in each}, key=lambda key: (PARTS.index(key[0]), key[1]))
+    rows = [Row(part, name, tuple(each.get((part, name)) for each in facts)) for part, name in keys]
+    return Comparison(tuple(runs), tuple(row for row in rows if everything or row.differs), diffs)
+
+
+def change_between(diff: str, other: str) -> str:
+    """How one diff of code differs from another, as a unified diff of the two; "" when the code is the same."""
+    before, after = (_INDEX.sub("", text).splitlines() for text in (diff, other))
+    return "\n".join(difflib.unified_diff(before, after, "first", "second", lineterm=""))
+
+
+def flattened(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of nested mappings with dotted names. A list is one value, unless it holds mappings or lists."""
+    if isinstance(value, Mapping):
+        parts = [(str(key), each) for key, each in value.items()]
+    elif isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
+        parts = [(str(index), each) for index, each in enumerate(value)]
+    else:
+        yield name, value
+        return
+    for key, each in parts:
+        yield from flattened(each, f"{name}.{key}" if name else key)
+
+
+def _facts(run: Run, diff: str, everything: bool) -> Iterator[tuple[tuple[str, str], Any]]:
+    context = dict(run.context)
+    git = dict(context.pop("git", None) or {})
+    reference = git.pop("diff_artifact", None)
+    if diff:
+        git["diff"] = _summary(diff)
+    elif reference:
+        git["diff"] = f"{reference}, which was deleted"
+    shown = {name: value for name, value in run.values.items() if everything or not name.startswith(SYSTEM_PREFIX)}
+    parts = {"params": run.params, "tags": run.tags, "git": git, "context": context}
+    for part, facts in parts.items():
+        for name, value in flattened(facts):
+            yield (part, name), value
+    for name, value in shown.items():
+        yield ("metrics", name), value
+    if run.notes:
+        yield ("notes", ""), run.notes
+
+
+def _summary(diff: str) -> str:
+    """For instance "2 files, +10 -3 (5f2a91c0)"; the same text for the same change alone."""
+    diff = _INDEX.sub("", diff)
+    lines = diff.splitlines()
+    files = sum(line.startswith("diff --git ") for line in lines)
+    added = sum(line.startswith("+") and not line.startswith("+++ ") for line in lines)
+    removed = sum(line.startswith("-") and not line.startswith("--- ") for line in lines)
+    digest = hashlib.sha256(diff.encode()).hexdigest()[:8]
+    return f"{files} {'file' if files == 1 else 'files'}, +{added} -{removed} ({digest})"
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, float) and isinstance(other, float) and math.isnan(value):
+        return math.isnan(other)
+    return bool(value == other)
