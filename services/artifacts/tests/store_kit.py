@@ -7,6 +7,7 @@ from collections import Counter
 
 import grpc
 import pytest
+from blake3 import blake3
 from prometheus_client import CollectorRegistry
 from servicekit import server as servers
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
@@ -15,6 +16,8 @@ from trainyard.channel import connect
 from trainyard_artifacts.app import Artifacts
 from trainyard_artifacts.domain.pack import TRAILER_BYTES, read_table, table_place
 from trainyard_artifacts.settings import Settings
+from trainyard_protos.v1 import artifacts_pb2 as pb
+from trainyard_protos.v1.admin_pb2_grpc import ArtifactAdminServiceStub
 from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceStub
 
 
@@ -47,14 +50,20 @@ class Yard:
     def user(self):
         return self._stub(bearer_token(self.home))
 
+    def admin(self, token=""):
+        return ArtifactAdminServiceStub(self._channel(token or bearer_token(self.home)))
+
     def attempt(self, *, job="job-1", fence=1, workspace="default"):
         token, _ = self.tokens.mint(workspace, job, f"{job}-{fence}", fence, 60)
         return self._stub(token)
 
     def _stub(self, token):
+        return ArtifactServiceStub(self._channel(token))
+
+    def _channel(self, token):
         channel = connect(f"127.0.0.1:{self._port}", token)
         self._channels.append(channel)
-        return ArtifactServiceStub(channel)
+        return channel
 
     def packs(self, workspace="default"):
         """Files of packs, oldest first."""
@@ -103,6 +112,16 @@ async def refused(call):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value
+
+
+async def put(stub, *contents, workspace="default"):
+    """Sends chunks in one call."""
+
+    async def messages():
+        for data in contents:
+            yield pb.Chunk(workspace=workspace, hash=blake3(data).digest(), data=data)
+
+    return await stub.PutChunks(messages())
 
 
 def s3_settings(bucket):

@@ -8,8 +8,10 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry
 from servicekit.store import Store
+from trainyard_protos.v1.admin_pb2_grpc import add_ArtifactAdminServiceServicer_to_server
 from trainyard_protos.v1.artifacts_pb2_grpc import add_ArtifactServiceServicer_to_server
 
+from trainyard_artifacts.admin import ArtifactAdminServicer
 from trainyard_artifacts.chunks import Chunks
 from trainyard_artifacts.collector import Collector
 from trainyard_artifacts.counters import Counters
@@ -48,11 +50,13 @@ class Artifacts:
         chunks = Chunks(self.store, self._objects, settings)
         self._servicer = ArtifactServicer(self.store, chunks, settings, counters)
         self.collector = Collector(self.store, self._objects, chunks, settings, counters)
+        self._admin = ArtifactAdminServicer(home, self.store, self._objects, chunks, self.collector)
         self._collecting: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Adds `ArtifactService` to a server that was not started yet."""
+        """Adds `ArtifactService` and `ArtifactAdminService` to a server that was not started yet."""
         add_ArtifactServiceServicer_to_server(self._servicer, server)
+        add_ArtifactAdminServiceServicer_to_server(self._admin, server)
 
     async def start(self) -> None:
         """Opens the database and begins to collect at intervals what nothing needs any more."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from servicekit.ids import now_ns
@@ -88,7 +89,7 @@ class Collector:
             done.versions = await self._retain()
             done.parts = await self._drop_parts()
             done.chunks = await self._remove_chunks()
-            done.rewritten = await self._rewrite()
+            done.rewritten = await self._rewrite_hollow()
             await self._remove_packs(done)
             await self._remove_orphans(done)
         self.counters.versions_expired.inc(done.versions)
@@ -115,15 +116,19 @@ class Collector:
             removed += count
         return removed
 
-    async def _rewrite(self) -> int:
+    async def rewrite(self, packs: Sequence[Occupancy]) -> int:
+        """Writes what lives in these packs into new ones; returns how many could be read whole and were rewritten."""
+        async with self.holding:
+            return await self._rewrite_group(packs)
+
+    async def _rewrite_hollow(self) -> int:
         packs = await self.store.read(index.occupancies)
         rewritten = 0
         for group in rewriting.groups(packs, self.settings.rewrite_below, self.settings.put_batch_bytes):
             rewritten += await self._rewrite_group(group)
         return rewritten
 
-    async def _rewrite_group(self, group: list[Occupancy]) -> int:
-        """Copies what lives in these packs into a new one; a pack that cannot be read whole stays as it is."""
+    async def _rewrite_group(self, group: Sequence[Occupancy]) -> int:
         moved: list[tuple[str, bytes]] = []
         copies: dict[bytes, bytes] = {}
         for old in group:

@@ -5,7 +5,7 @@ Hashes go to the database in blocks, a statement for each, so that a manifest of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -197,3 +197,36 @@ def _count(session: Session, statement: Any) -> int:
     result = session.execute(statement)
     assert isinstance(result, CursorResult)
     return result.rowcount
+
+
+def miscounted(session: Session, workspace: str, held: Mapping[bytes, int]) -> list[bytes]:
+    """Chunks whose count is not that of `held`, which says how many manifests hold each chunk."""
+    query = select(col(ChunkRow.hash), col(ChunkRow.refs)).where(col(ChunkRow.workspace) == workspace)
+    return [hash for hash, refs in session.execute(query) if refs != held.get(hash, 0)]
+
+
+def set_count(session: Session, workspace: str, hash: bytes, refs: int) -> None:
+    """Says how many manifests hold a chunk."""
+    session.execute(update(ChunkRow).where(*_these(workspace, [hash])).values(refs=refs))
+
+
+def workspaces(session: Session) -> list[str]:
+    """Those that have chunks."""
+    return sorted(session.execute(select(col(ChunkRow.workspace)).distinct()).scalars())
+
+
+def heal(session: Session, workspace: str, hash: bytes, place: Place, pack: PackRow, now_ns: int) -> None:
+    """From now on a chunk lies at this place, where it was found sound; what holds it has to be counted again."""
+    session.merge(pack)
+    row = session.get(ChunkRow, (workspace, hash)) or ChunkRow(
+        workspace=workspace, hash=hash, pack="", offset=0, size=0, touched_ns=now_ns
+    )
+    row.pack, row.offset, row.size, row.damaged = place.pack, place.offset, place.size, False
+    session.add(row)
+
+
+def mark_sound(session: Session, workspace: str, hashes: Collection[bytes], pack: str) -> None:
+    """Chunks that lie there do not count as missing any more."""
+    for block in blocks(hashes):
+        here = (*_these(workspace, block), col(ChunkRow.pack) == pack)
+        session.execute(update(ChunkRow).where(*here).values(damaged=False))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from servicekit.errors import DataLoss, NotFound
@@ -19,6 +19,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _AHEAD = 3  # reads under way for one call
+_MESSAGE_BYTES = 1024 * 1024
 _BLOCK = 10_000  # chunks whose places are looked up at once
 
 
@@ -46,8 +47,8 @@ class Sender:
                     hint="ask for chunks of the version's manifest",
                 )
         async for found in self._read(row, paths, hashes):
-            for hash, data in found:
-                yield pb.Chunk(hash=hash, data=data)
+            for message in _messages(found):
+                yield message
 
     async def send_file(self, row: VersionRow, path: str, pieces: Sequence[Piece]) -> AsyncIterator[bytes]:
         """The bytes of these pieces of a file, one after the other.
@@ -83,6 +84,22 @@ class Sender:
         except ChunkLost as error:
             self._counters.chunks_damaged.inc()
             raise _lost(row, paths[error.hash], error) from error
+
+
+def _messages(chunks: Sequence[Chunk]) -> Iterator[pb.Chunk]:
+    """Small chunks travel together: a message of its own costs as much as the bytes of a whole large chunk."""
+    message: pb.Chunk | None = None
+    size = 0
+    for hash, data in chunks:
+        if message is not None and size + len(data) <= _MESSAGE_BYTES:
+            message.more.add(hash=hash, data=data)
+            size += len(data)
+            continue
+        if message is not None:
+            yield message
+        message, size = pb.Chunk(hash=hash, data=data), len(data)
+    if message is not None:
+        yield message
 
 
 async def ahead(items: Iterable[T], work: Callable[[T], Awaitable[R]], depth: int) -> AsyncIterator[R]:

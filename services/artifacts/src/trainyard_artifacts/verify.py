@@ -1,0 +1,185 @@
+"""Reading everything there is, and mending what can be mended.
+
+Every pack is read: its table, each chunk that the index has there. Then every manifest: its digest, and whether the
+index has its chunks. At last the counts of what holds each chunk. With repair, a chunk that is lost in one pack is
+looked for in all others, packs that the index does not know included; what is found nowhere counts as missing from
+then on, so that sending the same file again heals it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Collection
+from dataclasses import dataclass
+
+from servicekit.errors import DataLoss
+from servicekit.ids import now_ns
+from servicekit.store import Store
+from sqlmodel import Session
+from trainyard.artifacts import manifest
+from trainyard_protos.v1 import admin_pb2 as pb
+
+from trainyard_artifacts import catalog, holders, index
+from trainyard_artifacts.chunks import PACKS, ChunkLost, Chunks, Run
+from trainyard_artifacts.collector import Collector
+from trainyard_artifacts.domain.names import is_id
+from trainyard_artifacts.domain.pack import BadPack, Entry
+from trainyard_artifacts.domain.rewriting import Occupancy
+from trainyard_artifacts.index import Place
+from trainyard_artifacts.inspection import Inspected, inspect, table_of
+from trainyard_artifacts.objects import ObjectMissing, ObjectStore
+from trainyard_artifacts.tables import PackRow, VersionRow
+
+Finding = pb.VerifyResponse.Finding
+
+
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """Verifies one artifact store."""
+
+    store: Store
+    objects: ObjectStore
+    chunks: Chunks
+    collector: Collector
+
+    async def run(self, repair: bool) -> AsyncIterator[pb.VerifyResponse]:
+        """Progress, and what was found."""
+        packs = await self.store.read(index.occupancies)
+        versions = await self.store.read(holders.living_ids)
+        checked, total = 0, len(packs) + len(versions)
+        for pack in packs:
+            found = await inspect(self.store, self.objects, self.chunks, pack)
+            checked += 1
+            yield pb.VerifyResponse(checked=checked, total=total)
+            async for finding in self._pack_findings(pack, found, repair):
+                yield pb.VerifyResponse(checked=checked, total=total, finding=finding)
+        for version in versions:
+            checked += 1
+            yield pb.VerifyResponse(checked=checked, total=total)
+            async for finding in self._version_findings(version, repair):
+                yield pb.VerifyResponse(checked=checked, total=total, finding=finding)
+        async for finding in self._count_findings(repair):
+            yield pb.VerifyResponse(checked=checked, total=total, finding=finding)
+
+    async def _pack_findings(self, pack: Occupancy, found: Inspected, repair: bool) -> AsyncIterator[Finding]:
+        called = f"pack {pack.id} of workspace '{pack.workspace}'"
+        if found.lost:
+            what = f"{called} is gone" if found.gone else f"{called}: {len(found.lost):,} damaged chunks"
+            yield await self._lost(what, pack.workspace, found.lost, pack.id, repair)
+        if found.bad_table and not found.lost:
+            rewritten = await self.collector.rewrite([pack]) if repair else 0
+            yield Finding(
+                what=f"{called}: {found.bad_table}",
+                hint="" if rewritten else "repair writes its chunks, which are sound, into a new pack",
+                repaired=bool(rewritten),
+            )
+        if found.sound_again:
+            if repair:
+                again = functools.partial(
+                    index.mark_sound, workspace=pack.workspace, hashes=found.sound_again, pack=pack.id
+                )
+                await self.store.write(again)
+            yield Finding(
+                what=f"{called}: {len(found.sound_again):,} chunks count as damaged and are not",
+                hint="" if repair else "repair lets them count as sound",
+                repaired=repair,
+            )
+
+    async def _version_findings(self, id: str, repair: bool) -> AsyncIterator[Finding]:
+        row, damaged, missing = await self.store.read(lambda session: _examine(session, id))
+        if row is None:
+            return
+        if damaged:
+            yield Finding(
+                what=f"the manifest of {holders.name_of(row)} is damaged",
+                hint="delete the version, and store its files again",
+                lost=f"every file of {holders.name_of(row)}",
+            )
+        if missing:
+            what = f"the index lacks {len(missing):,} chunks of {holders.name_of(row)}"
+            yield await self._lost(what, row.workspace, missing, "", repair)
+
+    async def _lost(self, what: str, workspace: str, lost: Collection[bytes], pack: str, repair: bool) -> Finding:
+        """A finding about chunks that cannot be read where they should lie."""
+        left = set(lost)
+        if repair:
+            left -= await self._find_copies(workspace, left, pack)
+            for hash in left:
+                mark = functools.partial(index.mark_damaged, workspace=workspace, hash=hash, pack=pack)
+                await self.store.write(mark)
+        files = await self.store.read(lambda session: holders.files_with(session, workspace, left))
+        if not left:
+            return Finding(what=what, repaired=True)
+        hint = "store these files again: that heals every version with them" if repair else "repair looks for copies"
+        return Finding(what=what, hint=hint, lost=str(files))
+
+    async def _find_copies(self, workspace: str, wanted: set[bytes], not_in: str) -> set[bytes]:
+        healed: set[bytes] = set()
+        for key, size in await self.objects.list(f"{PACKS}{workspace}/"):
+            id = key.rpartition("/")[2]
+            if id == not_in or not is_id(id) or healed == wanted:
+                continue
+            try:
+                table = await table_of(self.objects, key)
+            except (BadPack, ObjectMissing):
+                continue
+            row = PackRow(id=id, workspace=workspace, size=size, data_bytes=sum(entry.size for entry in table))
+            for entry in table:
+                if entry.hash in wanted - healed and await self._heal(row, entry):
+                    healed.add(entry.hash)
+        return healed
+
+    async def _heal(self, pack: PackRow, entry: Entry) -> bool:
+        try:
+            await self.chunks.read_place(pack.workspace, Run(pack.id, [entry]))
+        except ChunkLost:
+            return False
+        place = Place(pack.id, entry.offset, entry.size)
+        known = PackRow(**pack.model_dump())
+        heal = functools.partial(
+            index.heal, workspace=pack.workspace, hash=entry.hash, place=place, pack=known, now_ns=now_ns()
+        )
+        await self.store.write(heal)
+        return True
+
+    async def _count_findings(self, repair: bool) -> AsyncIterator[Finding]:
+        try:
+            wrong = await self.store.read(_miscounted)
+            if wrong:  # counted again where nothing changes meanwhile
+                wrong = await self.store.write(lambda session: _miscounted(session, repair))
+        except DataLoss as error:
+            yield Finding(
+                what=f"what holds each chunk cannot be counted: {error.message}",
+                hint="delete that version, then verify again",
+            )
+            return
+        for workspace, count in wrong.items():
+            yield Finding(
+                what=f"{count:,} chunks of workspace '{workspace}' count wrong how many versions hold them",
+                hint="" if repair else "repair counts again",
+                repaired=repair,
+            )
+
+
+def _examine(session: Session, id: str) -> tuple[VersionRow | None, bool, set[bytes]]:
+    """A version, unless it was deleted; whether its manifest is damaged; its chunks that the index does not have."""
+    row = session.get(VersionRow, id)
+    if row is None or row.deleted_ns is not None:
+        return None, False, set()
+    try:
+        hashes = manifest.hashes(catalog.read_manifest(session, row))
+    except DataLoss:
+        return row, True, set()
+    return row, False, hashes - index.places(session, row.workspace, hashes).keys()
+
+
+def _miscounted(session: Session, repair: bool = False) -> dict[str, int]:
+    held = holders.count(session)
+    found = {}
+    for workspace in index.workspaces(session):
+        wrong = index.miscounted(session, workspace, held[workspace])
+        if wrong:
+            found[workspace] = len(wrong)
+        for hash in wrong if repair else ():
+            index.set_count(session, workspace, hash, held[workspace][hash])
+    return found
