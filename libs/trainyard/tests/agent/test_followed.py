@@ -1,0 +1,148 @@
+"""A tracker's log as the agent follows it: newest values, cuts, and space given back."""
+
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainyard.agent.followed import FollowedLog
+from trainyard.agent.sources import Gap
+from trainyard.tracker import records
+from trainyard.tracker.writing import Log
+
+
+@pytest.fixture
+def small_segments(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRAINYARD_TRACKER_DIR", str(tmp_path))
+    monkeypatch.setattr(records, "FIRST_SIZE", 4096)
+    monkeypatch.setattr(records, "LARGEST_SIZE", 4096)
+    return tmp_path
+
+
+def write(log, count, first=0):
+    """Rows at one a second, whose step is the second; `loss` is every row's, `val` every tenth's."""
+    for second in range(first, first + count):
+        names = ("loss", "val") if second % 10 == 0 else ("loss",)
+        log.row(names, second, second, [second] * len(names))
+
+
+def follow(folder, log):
+    return FollowedLog(folder, str(log.writer_id), 0)
+
+
+def read_all(followed):
+    found = []
+    while new := followed.look():
+        found += new
+    return found
+
+
+def segments(folder):
+    return len(list(folder.glob("*.log")))
+
+
+def test_rows_are_seen_once(small_segments):
+    log = Log()
+    followed = follow(small_segments, log_with(log, 1_000))
+    first = sum(stretch.count for stretch in read_all(followed))
+    write(log, 10, first=1_000)
+    second = sum(stretch.count for stretch in read_all(followed))
+    assert (first, second) == (1_000, 10)
+
+
+def log_with(log, count):
+    write(log, count)
+    return log
+
+
+def test_a_segment_goes_when_it_is_acknowledged_and_too_old_for_a_cut(small_segments):
+    log = log_with(Log(), 1_000)
+    followed = follow(small_segments, log)
+    read_all(followed)
+    before = segments(small_segments)
+    followed.give_back(before_ns=10_000)
+    assert segments(small_segments) == before
+    followed.source.acknowledge(1_000)
+    followed.give_back(before_ns=0)
+    assert segments(small_segments) == before
+    followed.give_back(before_ns=500)
+    half = segments(small_segments)
+    assert 1 < half < before
+    followed.give_back(before_ns=10_000)
+    assert segments(small_segments) == 1
+
+
+def test_what_is_not_acknowledged_can_be_read_after_the_rest_is_gone(small_segments):
+    log = log_with(Log(), 1_000)
+    followed = follow(small_segments, log)
+    read_all(followed)
+    followed.source.acknowledge(600)
+    followed.give_back(before_ns=10_000)
+    assert sent_from(followed.source, 600) == list(range(600, 1_000))
+    assert sent_from(followed.source, 600) == list(range(600, 1_000))
+
+
+def sent_from(source, seq):
+    numbers = []
+    while (batch := source.batch(seq)) is not None:
+        assert batch.first_seq == seq
+        numbers += range(seq, seq + batch.rows.count)
+        seq += batch.rows.count
+    return numbers
+
+
+def test_rows_that_were_given_back_and_are_asked_for_again_are_a_gap(small_segments):
+    log = log_with(Log(), 1_000)
+    followed = follow(small_segments, log)
+    read_all(followed)
+    followed.source.acknowledge(1_000)
+    followed.give_back(before_ns=10_000)
+    with pytest.raises(Gap, match="from number 10 on, but had acknowledged all below"):
+        followed.source.batch(10)
+
+
+def test_another_reader_begins_where_the_log_still_is(small_segments):
+    log = log_with(Log(), 1_000)
+    followed = follow(small_segments, log)
+    read_all(followed)
+    followed.source.acknowledge(800)
+    followed.give_back(before_ns=10_000)
+    first = min(int(path.stem.partition(".")[2]) for path in small_segments.glob("*.log"))
+    again = FollowedLog(small_segments, str(log.writer_id), first)
+    assert sent_from(again.source, 800) == list(range(800, 1_000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 400), min_size=1, max_size=5),
+    window=st.integers(0, 500),
+    data=st.data(),
+)
+def test_a_cut_is_the_same_whatever_was_read_or_given_back_meanwhile(counts, window, data):
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRAINYARD_TRACKER_DIR", name)
+        patch.setattr(records, "FIRST_SIZE", 4096)
+        patch.setattr(records, "LARGEST_SIZE", 4096)
+        log = log_with(Log(), 1)
+        followed = follow(Path(name), log)
+        now = 1
+        for count in counts:
+            write(log, count, first=now)
+            now += count
+            if data.draw(st.booleans()):
+                read_all(followed)
+            followed.source.acknowledge(data.draw(st.integers(followed.source.acknowledged, now)))
+            followed.give_back(before_ns=now - window)
+            # The checkpoint's file changed at that second, and the script logs the step that follows it right after.
+            changed = data.draw(st.integers(max(0, now - window), now))
+            position, values = followed.cut(changed, step=changed + 1)
+            last = min(changed + 1, now - 1)
+            assert position == last + 1
+            assert values == {"loss": last, "val": last // 10 * 10}
+
+
+def test_without_rows_the_cut_is_at_the_start(small_segments):
+    log = Log()
+    log.record(records.json_record(records.FACTS, {"note": "x"}))
+    assert follow(small_segments, log).cut(100, 1) == (0, {})
