@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ from trainyard_protos.v1 import metrics_pb2 as pb
 
 from trainyard_metrics.conditions import Dialect, visible
 from trainyard_metrics.domain import filters
-from trainyard_metrics.domain.summary import Packed, names_of
+from trainyard_metrics.domain.columns import Ints
+from trainyard_metrics.domain.summary import ENTRY, Packed
 from trainyard_metrics.ordering import Order
 from trainyard_metrics.runs import DEFAULT_PAGE, MAX_PAGE
 from trainyard_metrics.tables import RunRow, SummaryRow
@@ -77,15 +79,16 @@ def _find(session: Session, workspace: str, request: pb.SearchRunsRequest, order
 
 
 def _read(session: Session, run_ids: Sequence[str], request: pb.SearchRunsRequest) -> Iterator[pb.FoundRun]:
-    values = _Values(request.names)
+    values = _Values(request.names) if request.names else None
     for start in range(0, len(run_ids), _AT_ONCE):
         some = run_ids[start : start + _AT_ONCE]
         rows = {row.id: row for row in session.execute(_runs(some, with_context=request.with_context))}
-        packed = _packed(session, some) if request.names else {}
+        packed = _packed(session, some) if values else {}
         for run_id in some:
             if run_id in rows:
                 found = _message(rows[run_id])
-                values.add(found, packed.get(run_id))
+                if values is not None:
+                    values.add(found, packed.get(run_id))
                 yield found
 
 
@@ -100,7 +103,7 @@ def _runs(run_ids: Sequence[str], *, with_context: bool) -> Any:
 
 def _packed(session: Session, run_ids: Sequence[str]) -> Mapping[str, bytes]:
     query = select(col(SummaryRow.run_id), col(SummaryRow.packed)).where(col(SummaryRow.run_id).in_(run_ids))
-    return {run_id: packed for run_id, packed in session.execute(query)}
+    return {row.run_id: row.packed for row in session.execute(query)}
 
 
 def _message(row: Found) -> pb.FoundRun:
@@ -124,49 +127,50 @@ def _message(row: Found) -> pb.FoundRun:
 class _Values:
     """Last values of the lowest rank of some names, out of packed summaries.
 
-    Runs that log the same series share one table of names, so where the names are is looked up once per table.
+    Runs that log the same series by the same ranks share where they are, so that is found once for all of them.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = list(names)
-        self._nothing = [float("nan")] * len(self._names), [0] * len(self._names)
-        self._places: dict[bytes, dict[str, list[int]]] = {}
+        self._places: dict[tuple[bytes, bytes], _Places] = {}
 
     def add(self, found: pb.FoundRun, data: bytes | None) -> None:
         """Fills in the columns of a run."""
-        if not self._names:
-            return
-        value, zeros = self._nothing
-        if data is None:
-            step, count = zeros, zeros
-        else:
-            value, step, count = self._columns(Packed.of(data))
-        found.last_value.extend(value)
-        found.last_step.extend(step)
-        found.count.extend(count)
-
-    def _columns(self, packed: Packed) -> tuple[list[float], list[int], list[int]]:
-        slots = self._slots(packed)
-        absent = slots < 0
-        entries = packed.entries[slots] if len(packed.entries) else np.zeros(len(slots), packed.entries.dtype)
-        entries["last_value"][absent] = np.nan
-        entries["last_step"][absent] = 0
-        entries["count"][absent] = 0
-        return entries["last_value"].tolist(), entries["last_step"].tolist(), entries["count"].tolist()
-
-    def _slots(self, packed: Packed) -> Any:
-        places = self._places.get(packed.table)
+        packed = Packed.of(data) if data else Packed(b"", np.zeros(0, ENTRY))
+        key = (packed.table, packed.entries["rank"].tobytes())
+        places = self._places.get(key)
         if places is None:
-            places = self._places[packed.table] = _places(packed.table, self._names)
-        rank = packed.entries["rank"]
-        return np.array(
-            [min(places[name], key=lambda slot: rank[slot]) if places[name] else -1 for name in self._names], np.int64
-        )
+            places = self._places[key] = _find_places(packed, self._names)
+        entries = np.empty(len(self._names), ENTRY)
+        entries[places.columns] = packed.entries[places.slots]
+        entries[places.absent] = _ABSENT
+        found.last_value.extend(entries["last_value"].tolist())
+        found.last_step.extend(entries["last_step"].tolist())
+        found.count.extend(entries["count"].tolist())
 
 
-def _places(table: bytes, names: Sequence[str]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {name: [] for name in names}
-    for slot, name in enumerate(names_of(table)):
-        if name in places:
-            places[name].append(slot)
-    return places
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where the names of a request are in a summary: those of `columns` in `slots`, those of `absent` nowhere."""
+
+    columns: Ints
+    slots: Ints
+    absent: Ints
+
+
+_ABSENT = np.array([(0, 0, 0, 0, np.nan, np.nan, np.nan)], ENTRY)
+
+
+def _find_places(packed: Packed, names: Sequence[str]) -> _Places:
+    slots: dict[str, int] = {}
+    rank = packed.entries["rank"]
+    for slot, name in enumerate(packed.names()):
+        if name not in slots or rank[slot] < rank[slots[name]]:
+            slots[name] = slot
+    columns = [column for column, name in enumerate(names) if name in slots]
+    absent = [column for column, name in enumerate(names) if name not in slots]
+    return _Places(_ints(columns), _ints([slots[names[column]] for column in columns]), _ints(absent))
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return np.array(values, np.int64)

@@ -169,14 +169,14 @@ def _split(columns: Columns, fences: Sequence[tuple[int, int]]) -> Iterator[Seri
     fence = np.repeat(np.array([fence for fence, _ in fences], np.int64), [length for _, length in fences])
     found = [
         Series(
-            columns.names[columns.name[rows[0]]],
-            int(columns.rank[rows[0]]),
+            columns.names[columns.name[first]],
+            int(columns.rank[first]),
             fence[rows],
             columns.step[rows],
             columns.time_ns[rows],
             columns.value[rows],
         )
-        for rows in groups(columns)
+        for first, rows in groups(columns)
     ]
     for series in sorted(found, key=lambda series: (series.name, series.rank)):
         yield _ordered(series)
@@ -184,11 +184,14 @@ def _split(columns: Columns, fences: Sequence[tuple[int, int]]) -> Iterator[Seri
 
 def _ordered(series: Series) -> Series:
     # What is in order already, as nearly everything is, need not be sorted: that takes longer than reading it.
-    attempt, step, time_ns = np.diff(series.attempt), np.diff(series.step), np.diff(series.time_ns)
-    in_order = (attempt > 0) | ((attempt == 0) & ((step > 0) | ((step == 0) & (time_ns >= 0))))
-    if in_order.all():
+    attempt, step, time_ns = series.attempt, series.step, series.time_ns
+    rising = step[1:] > step[:-1]
+    if not rising.all():
+        rising |= (step[1:] == step[:-1]) & (time_ns[1:] >= time_ns[:-1])
+    later = attempt[1:] > attempt[:-1]
+    if (later | (rising & (attempt[1:] == attempt[:-1]))).all():
         return series
-    return series.take(np.lexsort((series.time_ns, series.step, series.attempt)))
+    return series.take(np.lexsort((time_ns, step, attempt)))
 
 
 def _within_steps(series: Series, request: pb.QuerySeriesRequest) -> Series:

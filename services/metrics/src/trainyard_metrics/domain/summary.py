@@ -76,12 +76,7 @@ class Packed:
 
     def names(self) -> list[str]:
         """The name of each entry."""
-        return names_of(self.table)
-
-
-def names_of(table: bytes) -> list[str]:
-    """The names of a table."""
-    return table.decode().split("\n")[:-1]
+        return self.table.decode().split("\n")[:-1]
 
 
 @dataclass
@@ -158,8 +153,8 @@ class Summary:
         if not len(columns):
             return
         found = list(groups(columns))
-        part = np.array([_entry(columns, rows) for rows in found], ENTRY)
-        names = [columns.names[columns.name[rows[0]]] for rows in found]
+        part = np.array([_entry(columns, first, rows) for first, rows in found], ENTRY)
+        names = [columns.names[columns.name[first]] for first, _ in found]
         self._fold(self._slots_of(names, part["rank"].tolist()), part)
 
     def merge(self, other: Summary, rows: Mask | None = None) -> None:
@@ -225,22 +220,26 @@ def _entries_of(block: Block, rank: int) -> Entries:
     return part
 
 
-def groups(columns: Columns) -> Iterator[Ints]:
-    """Indexes of the points of each (name, rank); those of one stay in the order in which they are."""
+def groups(columns: Columns) -> Iterator[tuple[int, Ints | slice]]:
+    """Where the points of each (name, rank) are: the first of them, and all; their order stays as it is."""
     key = (columns.name.astype(np.int64) << 32) + columns.rank
     order = None if np.all(key[1:] >= key[:-1]) else np.argsort(key, kind="stable")
     ordered = key if order is None else key[order]
-    edges = [0, *(np.flatnonzero(np.diff(ordered)) + 1).tolist(), len(ordered)]
-    positions: Ints = np.arange(len(ordered)) if order is None else order
+    edges = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(ordered)]
     for start, end in itertools.pairwise(edges):
-        yield positions[start:end]
+        if start == end:
+            continue
+        if order is None:
+            yield start, slice(start, end)
+        else:
+            yield int(order[start]), order[start:end]
 
 
-def _entry(columns: Columns, rows: Ints) -> tuple[int, int, int, int, float, float, float]:
+def _entry(columns: Columns, first: int, rows: Ints | slice) -> tuple[int, int, int, int, float, float, float]:
     step, time_ns, value = columns.step[rows], columns.time_ns[rows], columns.value[rows]
     last = _last(step, time_ns)
     low, high = np.fmin.reduce(value), np.fmax.reduce(value)
-    return int(columns.rank[rows[0]]), len(value), int(step[last]), int(time_ns[last]), value[last], low, high
+    return int(columns.rank[first]), len(value), int(step[last]), int(time_ns[last]), value[last], low, high
 
 
 def _last(step: Ints, time_ns: Ints) -> int:
