@@ -3,7 +3,7 @@
 Used by the command line and by the agent inside of jobs; neither pydantic nor anything of the terminal is imported.
 """
 
-from trainyard.artifacts.calls import FRUGAL, FULL, Pace
+from trainyard.artifacts.calls import FRUGAL, FULL, Pace, Progress
 from trainyard.artifacts.download import download, sync
 from trainyard.artifacts.errors import (
     ArtifactError,
@@ -16,6 +16,7 @@ from trainyard.artifacts.errors import (
     UnsafePath,
 )
 from trainyard.artifacts.packing import pack_code
+from trainyard.artifacts.reading import list_files, read_file, version
 from trainyard.artifacts.upload import Sent, describe, send, upload, upload_part
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Damaged",
     "FileChanged",
     "Pace",
+    "Progress",
     "Sent",
     "TargetBusy",
     "TargetExists",
@@ -33,9 +35,12 @@ __all__ = [
     "UnsafePath",
     "describe",
     "download",
+    "list_files",
     "pack_code",
+    "read_file",
     "send",
     "sync",
     "upload",
     "upload_part",
+    "version",
 ]

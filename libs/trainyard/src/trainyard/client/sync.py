@@ -2,66 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-from trainyard_protos.v1 import artifacts_pb2, launcher_pb2, metrics_pb2, scheduler_pb2, yard_pb2
+from trainyard_protos.v1 import launcher_pb2, metrics_pb2, scheduler_pb2, yard_pb2
 
 from trainyard import errors
 from trainyard.client.aio import AsyncClient
 from trainyard.client.documents import Source
 from trainyard.client.handles import AsyncJobHandle
+from trainyard.client.loop import Loop
+from trainyard.client.sync_store import ArtifactMethods
 
 if TYPE_CHECKING:
     from trainyard.client.answers import BackedUp, Maintained, ServiceUsage, Verified
     from trainyard.client.comparison import Comparison
     from trainyard.client.records import Run
-
-T = TypeVar("T")
-
-
-class _Loop:
-    """An event loop on a daemon thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="trainyard-client", daemon=True)
-        self._thread.start()
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine there and waits for it; an interrupt here cancels it there."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def iterate(self, items: AsyncIterator[T]) -> Iterator[T]:
-        """Takes items one by one; leaving early ends the source."""
-        try:
-            while (item := self.run(_next(items))) is not None:
-                yield item
-        finally:
-            if not self._loop.is_closed():  # nothing of a closed client is left to end
-                self.run(_end(items))
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _next(items: AsyncIterator[T]) -> T | None:
-    return await anext(items, None)
-
-
-async def _end(items: AsyncIterator[Any]) -> None:
-    if hasattr(items, "aclose"):
-        await items.aclose()
 
 
 async def _open(arguments: Mapping[str, Any]) -> AsyncClient:
@@ -71,7 +28,7 @@ async def _open(arguments: Mapping[str, Any]) -> AsyncClient:
 class JobHandle:
     """One job of a yard."""
 
-    def __init__(self, loop: _Loop, job: AsyncJobHandle) -> None:
+    def __init__(self, loop: Loop, job: AsyncJobHandle) -> None:
         self._loop = loop
         self._job = job
 
@@ -137,7 +94,7 @@ class JobHandle:
         return self._loop.run(self._job.retry())
 
 
-class Client:
+class Client(ArtifactMethods):
     """A yard, for ordinary code. Safe to use from several threads. Arguments and errors are those of `AsyncClient`."""
 
     def __init__(
@@ -148,7 +105,7 @@ class Client:
         ca_file: Path | None = None,
         workspace: str = "default",
     ) -> None:
-        self._loop = _Loop()
+        self._loop = Loop()
         arguments = {"endpoint": endpoint, "token": token, "ca_file": ca_file, "workspace": workspace}
         try:
             self._client = self._loop.run(_open(arguments))
@@ -256,22 +213,6 @@ class Client:
     def describe(self, job: str) -> launcher_pb2.DescribeResponse:
         """The live state of each node and worker of a job."""
         return self._loop.run(self._client.describe(job))
-
-    def artifacts(self, *, kind: str = "", job: str = "") -> Sequence[artifacts_pb2.ListArtifactsResponse.Artifact]:
-        """All artifacts, each with its newest version."""
-        return self._loop.run(self._client.artifacts(kind=kind, job=job))
-
-    def versions(self, name: str = "", *, kind: str = "", job: str = "") -> Iterator[artifacts_pb2.Version]:
-        """Versions of artifacts, newest first."""
-        return self._loop.iterate(self._client.versions(name, kind=kind, job=job))
-
-    def upload(self, path: Path | str, name: str, **options: Any) -> artifacts_pb2.Version:
-        """Stores a file or a folder as a new version; options are those of `AsyncClient.upload`."""
-        return self._loop.run(self._client.upload(path, name, **options))
-
-    def download(self, reference: str, target: Path | str) -> artifacts_pb2.Version:
-        """Writes a version's files under `target`, each verified."""
-        return self._loop.run(self._client.download(reference, target))
 
     def info(self) -> yard_pb2.InfoResponse:
         """What runs behind this endpoint."""

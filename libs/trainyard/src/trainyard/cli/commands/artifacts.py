@@ -1,4 +1,4 @@
-"""Commands about stored trees of files: artifacts list, show, get, put."""
+"""Commands about stored trees of files: artifacts list, show, files, cat, get, put."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from trainyard.cli.arguments import Output, complete_jobs, with_client
+from trainyard.cli.commands import artifact_rules
 from trainyard.cli.output import Format
 
 if TYPE_CHECKING:
-    from trainyard_protos.v1 import artifacts_pb2 as pb
-
     from trainyard.client import AsyncClient
 
 Reference = Annotated[str, typer.Argument(help="name, name@alias, name@3, or the id of a version.")]
+_SHOWN_FILES = 20
 
-group = typer.Typer(help="Code, checkpoints, outputs and data: list, show, get, put.", no_args_is_help=True)
+group = typer.Typer(help="Code, checkpoints, outputs and data: look, store, fetch.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    for name, command in (("list", list_), ("show", show), ("get", get), ("put", put)):
+    for name, command in (("list", list_), ("show", show), ("files", files), ("cat", cat), ("get", get), ("put", put)):
         group.command(name)(command)
+    artifact_rules.register(group)
     app.add_typer(group, name="artifacts")
 
 
@@ -35,74 +36,80 @@ def list_(
     """List versions, newest first."""
 
     async def work(client: AsyncClient) -> None:
+        from trainyard.cli import artifact_views
         from trainyard.cli.output import write
 
         versions = [version async for version in client.versions(name, kind=kind, job=job)]
         if output.for_programs:
             write(versions, output)
         else:
-            _listing(versions)
+            artifact_views.listing(versions)
 
     with_client(work)
 
 
-def _listing(versions: list[pb.Version]) -> None:
-    from trainyard.cli import tables, words
-    from trainyard.cli.terminal import next_steps, say
-
-    if not versions:
-        say("no artifacts")
-        next_steps("yard artifacts put NAME PATH", "yard run FILE")
-        return
-    rows = [
-        [
-            f"{each.name}@{each.number}",
-            each.kind,
-            str(each.checkpoint.step) if each.HasField("checkpoint") else "",
-            words.size(each.size),
-            str(each.files),
-            words.between(each.created_ns, 0),
-            ", ".join(each.aliases),
-        ]
-        for each in versions
-    ]
-    tables.show(["VERSION", "KIND", "STEP", "SIZE", "FILES", "AGE", "ALIASES"], rows)
-    newest = f"{versions[0].name}@{versions[0].number}"
-    next_steps(f"yard artifacts show {newest}", f"yard artifacts get {newest}")
-
-
 def show(reference: Reference, output: Output = Format.TABLE) -> None:
-    """Show a version and its files."""
+    """Show a version and its first files."""
 
     async def work(client: AsyncClient) -> None:
-        from trainyard.cli import tables, words
+        from trainyard.cli import artifact_views
         from trainyard.cli.output import write
         from trainyard.cli.terminal import next_steps, say
 
-        detail = await client.artifact(reference)
+        version = await client.artifact(reference)
         if output.for_programs:
-            write(detail, output)
+            write(version, output)
             return
-        version = detail.version
-        tables.pairs(
-            [
-                ("version", f"{version.name}@{version.number}"),
-                ("id", version.id),
-                ("kind", version.kind),
-                ("digest", version.digest.hex()),
-                ("made by", version.producer.job_id),
-                ("step", str(version.checkpoint.step) if version.HasField("checkpoint") else ""),
-                ("created", words.moment(version.created_ns)),
-                ("aliases", ", ".join(version.aliases)),
-            ]
-        )
+        artifact_views.details(version)
+        found = []
+        async for file in client.list_files(version.id):
+            found.append(file)
+            if len(found) == _SHOWN_FILES:
+                break
         say()
-        rows = [
-            [words.size(file.size), f"{file.path} -> {file.symlink}" if file.symlink else file.path]
-            for file in detail.manifest.files
-        ]
-        tables.show(["SIZE", "FILE"], rows)
-        next_steps(f"yard artifacts get {version.name}@{version.number}")
+        artifact_views.files(found)
+        named = artifact_views.reference(version)
+        if version.files > len(found):
+            say(f"and {version.files - len(found):,} more")
+        next_steps(f"yard artifacts files {named}", f"yard artifacts get {named}")
+
+    with_client(work)
+
+
+def files(
+    reference: Reference,
+    prefix: Annotated[str, typer.Option(help="Only paths that begin with this.")] = "",
+    output: Output = Format.TABLE,
+) -> None:
+    """List the files of a version."""
+
+    async def work(client: AsyncClient) -> None:
+        from trainyard.cli import artifact_views
+        from trainyard.cli.output import write
+
+        found = [file async for file in client.list_files(reference, prefix=prefix)]
+        if output.for_programs:
+            write(found, output)
+        else:
+            artifact_views.files(found)
+
+    with_client(work)
+
+
+def cat(
+    reference: Reference,
+    path: Annotated[str, typer.Argument(help="Path of a file, as 'artifacts files' shows it.")],
+    offset: Annotated[int, typer.Option(min=0, help="First byte.")] = 0,
+    length: Annotated[int, typer.Option(min=0, help="Number of bytes; 0: to the end.")] = 0,
+) -> None:
+    """Write the bytes of one file, without fetching the others."""
+
+    async def work(client: AsyncClient) -> None:
+        import sys
+
+        async for content in client.stream_file(reference, path, offset=offset, length=length):
+            sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
 
     with_client(work)
 
@@ -110,19 +117,28 @@ def show(reference: Reference, output: Output = Format.TABLE) -> None:
 def get(
     reference: Reference,
     target: Annotated[Path | None, typer.Argument(help="New or empty folder; default: the artifact's name.")] = None,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="The folder may hold files: replace those that differ, keep others.")
+    ] = False,
+    output: Output = Format.TABLE,
 ) -> None:
-    """Fetch a version's files; every byte is verified."""
+    """Fetch a version's files; every byte is verified, and an interrupted fetch goes on where it was."""
 
     async def work(client: AsyncClient) -> None:
-        from trainyard.cli import words
+        from trainyard.cli import artifact_views, words
+        from trainyard.cli.output import write
         from trainyard.cli.terminal import say
+        from trainyard.cli.transfer_view import progress
 
-        folder = target or Path((await client.artifact(reference)).version.name)
-        version = await client.download(reference, folder)
-        say(
-            f"{version.name}@{version.number} is in {folder}: "
-            f"{words.plural(version.files, 'file')}, {words.size(version.size)}"
-        )
+        found = await client.artifact(reference)
+        folder = target or Path(found.name)
+        with progress(f"fetching {artifact_views.reference(found)}", found.size) as done:
+            version = await client.download(found.id, folder, sync=sync, progress=done)
+        if output.for_programs:
+            write(version, output)
+        else:
+            kept = f"{words.plural(version.files, 'file')}, {words.size(version.size)}"
+            say(f"{artifact_views.reference(version)} is in {folder}: {kept}")
 
     with_client(work)
 
@@ -131,16 +147,44 @@ def put(
     name: Annotated[str, typer.Argument(help="Name of the artifact.")],
     path: Annotated[Path, typer.Argument(exists=True, help="File or folder to store.")],
     alias: Annotated[list[str] | None, typer.Option(help="Alias of the new version; can be given again.")] = None,
+    label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Can be given again.")] = None,
+    metric: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=NUMBER", help="For keeping the best ones; can be given again.")
+    ] = None,
+    source: Annotated[
+        list[str] | None, typer.Option("--from", help="Version it was made from; can be given again.")
+    ] = None,
+    output: Output = Format.TABLE,
 ) -> None:
     """Store a file or a folder as a new version; only what the yard lacks is sent."""
 
     async def work(client: AsyncClient) -> None:
-        from trainyard.cli import words
+        from trainyard.cli import artifact_views, words
+        from trainyard.cli.output import write
         from trainyard.cli.terminal import next_steps, say
+        from trainyard.cli.transfer_view import progress
 
-        version = await client.upload(path, name, aliases=alias or ())
-        reference = f"{version.name}@{version.number}"
+        with progress(f"storing {name}", _size(path)) as done:
+            version = await client.upload(
+                path,
+                name,
+                aliases=alias or (),
+                labels=artifact_rules.pairs("--label", label),
+                metrics=artifact_rules.numbers("--metric", metric),
+                inputs=source or (),
+                progress=done,
+            )
+        if output.for_programs:
+            write(version, output)
+            return
+        reference = artifact_views.reference(version)
         say(f"{reference}: {words.plural(version.files, 'file')}, {words.size(version.size)}")
         next_steps(f"yard artifacts show {reference}", f"yard artifacts get {reference}")
 
     with_client(work)
+
+
+def _size(path: Path) -> int:
+    if not path.is_dir():
+        return path.stat().st_size
+    return sum(each.lstat().st_size for each in path.rglob("*") if not each.is_symlink() and each.is_file())
