@@ -132,11 +132,20 @@ class Api:
         chunks = artifacts_pb2.GetChunksRequest(
             workspace="default", version_id=detail.version.id, hashes=[chunk.hash for chunk in file.chunks]
         )
-        answers = self.artifacts.GetChunks(chunks, **self.with_deadline)
         by_hash: dict[bytes, bytes] = {}
-        for answer in answers:
-            by_hash[answer.hash] = by_hash.get(answer.hash, b"") + answer.data
+        for answer in self.artifacts.GetChunks(chunks, **self.with_deadline):
+            by_hash |= {chunk.hash: chunk.data for chunk in (answer, *answer.more)}
         return b"".join(by_hash[chunk.hash] for chunk in file.chunks)
+
+
+def stored_values(api: Api, run_id: str, names: Sequence[str]) -> dict[tuple[str, int], tuple[list[int], Bits]]:
+    """Steps and bits of a single run's series by name and rank."""
+    selector = metrics_pb2.SeriesSelector(workspace="default", run_id=run_id, names=names)
+    answer = api.metrics.QuerySeries(metrics_pb2.QuerySeriesRequest(selector=selector), **api.with_deadline)
+    return {
+        (each.name, each.rank): (list(each.step), np.array(each.value, dtype="<f8").view("<u8"))
+        for each in answer.series
+    }
 
 
 def differences(

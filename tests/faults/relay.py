@@ -18,8 +18,8 @@ class Relay:
     """Forwards connections to `target` ("host:port") until it is told not to.
 
     - `stall`: bytes wait, as while a cable is out: nothing is lost, and `heal` lets them go on.
-    - `lose`: bytes vanish, as behind a firewall that forgot its connections: they are never told. After `heal` those
-      connections stay dead, new ones work.
+    - `lose`: bytes vanish, as behind a firewall that forgot its connections: they are never told, and stay dead after
+      `heal`. New connections are refused.
     - `refuse`: connections are reset and new ones are refused, as on a machine without the server.
     - `heal`: the network works.
     """
@@ -77,9 +77,9 @@ class Relay:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        if self._state == "refusing":
+        if self._state in ("refusing", "losing"):
             return writer.transport.abort()
-        connection = _Connection([writer], dead=self._state == "losing")
+        connection = _Connection([writer])
         self._connections.add(connection)
         try:
             there_reader, there_writer = await asyncio.open_connection(self._host, self._port)
@@ -124,9 +124,9 @@ class Relay:
 class _Connection:
     """Both ends of one connection."""
 
-    def __init__(self, writers: list[asyncio.StreamWriter], *, dead: bool) -> None:
+    def __init__(self, writers: list[asyncio.StreamWriter]) -> None:
         self.writers = writers
-        self.dead = dead
+        self.dead = False
 
     def abort(self) -> None:
         for writer in self.writers:
