@@ -1,6 +1,8 @@
 """One stream of batches: a reader stages them ahead, acknowledgements follow in order.
 
-What may wait is bounded in bytes and in batches; beyond that the stream is not read, and flow control slows its sender.
+What may wait to be stored is bounded in bytes, by stream and over all streams, and in batches; beyond that the stream
+is not read, and flow control slows its sender. A batch stops counting once it is durable: who does not read
+acknowledgements holds up nobody but itself.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 
 from trainyard_protos.v1 import metrics_pb2 as pb
 
+from trainyard_metrics.budget import Budget
 from trainyard_metrics.runlog import RunLog, too_large
 from trainyard_metrics.runlogs import RunLogs
 from trainyard_metrics.settings import Settings
@@ -21,7 +24,6 @@ from trainyard_metrics.settings import Settings
 class _Staged:
     log: RunLog
     writer_id: str
-    size: int
     durable: asyncio.Future[None]
 
 
@@ -34,8 +36,7 @@ class AppendStream:
         self._admit = admit
         self._open: dict[str, RunLog] = {}
         self._waiting: asyncio.Queue[_Staged | Exception | None] = asyncio.Queue(settings.max_stream_batches)
-        self._bytes = 0
-        self._drained = asyncio.Event()
+        self._budgets = (Budget(settings.max_stream_bytes), logs.waiting)
 
     async def serve(self, requests: AsyncIterator[pb.AppendRequest]) -> AsyncIterator[pb.AppendResponse]:
         """Acknowledgements of what comes in; the first error ends the stream, after what was before it.
@@ -57,8 +58,6 @@ class AppendStream:
     async def _acknowledge(self, staged: _Staged) -> pb.AppendResponse:
         # Others may wait for the same future, so that this call's end must not cancel it.
         await asyncio.shield(staged.durable)
-        self._bytes -= staged.size
-        self._drained.set()
         return pb.AppendResponse(
             run_id=staged.log.run_id, writer_id=staged.writer_id, next_seq=staged.log.position(staged.writer_id)
         )
@@ -80,8 +79,16 @@ class AppendStream:
         if log is None:
             await self._admit(request.run_id)
             log = self._open[request.run_id] = await stack.enter_async_context(self._logs.use(request.run_id))
-        while self._bytes and self._bytes + size > self._settings.max_stream_bytes:
-            self._drained.clear()
-            await self._drained.wait()
-        self._bytes += size
-        return _Staged(log, request.writer_id, size, log.stage(request))
+        for budget in self._budgets:
+            await budget.take(size)
+        try:
+            durable = log.stage(request)
+        except BaseException:
+            self._give_back(size)
+            raise
+        durable.add_done_callback(lambda _: self._give_back(size))
+        return _Staged(log, request.writer_id, durable)
+
+    def _give_back(self, size: int) -> None:
+        for budget in self._budgets:
+            budget.give_back(size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 
 class Counters:
@@ -25,4 +25,33 @@ class Counters:
         self.damaged = Counter("trainyard_metrics_damaged", "Records files found damaged", registry=registry)
         self.torn = Counter(
             "trainyard_metrics_torn", "Unfinished writes cut off when a file was opened", registry=registry
+        )
+        self.waiting_bytes = Gauge(
+            "trainyard_metrics_waiting_bytes", "Bytes of all streams that wait to be stored", registry=registry
+        )
+        self.waiting_limit = Gauge(
+            "trainyard_metrics_waiting_bytes_limit", "Bytes beyond which streams are not read", registry=registry
+        )
+        self.durable_seconds = Histogram(
+            "trainyard_metrics_durable_seconds",
+            "Time from a batch's arrival until it is durable",
+            buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10),
+            registry=registry,
+        )
+        self.write_errors = Counter(
+            "trainyard_metrics_write_errors", "Groups that were not written", ["reason"], registry=registry
+        )
+        self.open_runs = Gauge("trainyard_metrics_open_runs", "Runs whose files are open", registry=registry)
+        self.compaction_seconds = Histogram(
+            "trainyard_metrics_compaction_seconds",
+            "Time of compacting a segment, or of merging files",
+            ["kind"],
+            buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+            registry=registry,
+        )
+        self.compactions_failed = Counter(
+            "trainyard_metrics_compactions_failed", "Compactions that changed nothing", registry=registry
+        )
+        self.compactions_waiting = Gauge(
+            "trainyard_metrics_compactions_waiting", "Runs that wait for their compaction", registry=registry
         )

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from servicekit.errors import InvalidArgument, OutOfRange, ResourceExhausted, ServiceError, Unavailable
@@ -21,6 +22,8 @@ from trainyard_metrics.counters import Counters
 from trainyard_metrics.domain import batches
 from trainyard_metrics.settings import Settings
 from trainyard_metrics.storage.folder import RunFolder, Segment, State
+from trainyard_metrics.storage.made import Made
+from trainyard_metrics.storage.manifest import Manifest
 from trainyard_metrics.storage.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
@@ -46,15 +49,18 @@ class RunLog:
         counters: Counters,
         executor: Executor,
         on_stored: OnStored,
+        on_rolled: Callable[[str], None],
     ) -> None:
         self.run_id = run_id
         self.folder = folder
         self.state = state
-        self.writing = asyncio.Lock()
+        self.compacting = asyncio.Lock()
+        self._writing = asyncio.Lock()
         self._settings = settings
         self._counters = counters
         self._executor = executor
         self._on_stored = on_stored
+        self._on_rolled = on_rolled
         self._forget_staged()
         self._pending: list[tuple[AppendRequest, asyncio.Future[None]]] = []
         self._newest: asyncio.Future[None] | None = None
@@ -102,6 +108,8 @@ class RunLog:
         self._finished = why
         if self._flusher is not None:
             await self._flusher
+        async with self._writing:
+            pass  # what touches the files has ended
 
     @property
     def idle(self) -> bool:
@@ -171,6 +179,8 @@ class RunLog:
     def _enqueue(self, request: AppendRequest) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         future.add_done_callback(_retrieve)
+        started = asyncio.get_running_loop().time()
+        future.add_done_callback(lambda _: self._counters.durable_seconds.observe(future.get_loop().time() - started))
         self._pending.append((request, future))
         self._newest = future
         if self._flusher is None or self._flusher.done():
@@ -179,12 +189,12 @@ class RunLog:
 
     async def _flush(self) -> None:
         while self._pending:
-            async with self.writing:
+            async with self._writing:
                 group = self._take_group()
                 try:
                     await self._write([request for request, _ in group])
                 except Exception as error:
-                    self._fail(group, _translate(error))
+                    self._fail(group, self._translate(error))
                     continue
             for _, future in group:
                 _resolve(future)
@@ -192,22 +202,48 @@ class RunLog:
     async def _write(self, requests: Sequence[AppendRequest]) -> None:
         segment = self.state.segments[-1]
         if segment.size >= self._settings.max_segment_bytes or segment.frames >= self._settings.max_segment_frames:
-            segment = await self.roll()
+            segment = await self._roll()
+            self._on_rolled(self.run_id)
         offset, size = await self.blocking(self.folder.append, requests)
         self._count(requests, size - segment.size)
         segment.size = size
         self.state.add(segment, offset, requests)
         self._on_stored(self.run_id, requests)
 
-    async def roll(self) -> Segment:
-        """Closes the segment that grows and begins the next. To be called with `writing` held.
+    async def roll(self, least_bytes: int) -> None:
+        """Begins the next segment, when the one that grows has this size.
 
         Raises:
+            NotFound, Unavailable: the run was deleted, or the ingestor stops.
             OSError: the old one goes on.
         """
+        async with self._changing():
+            newest = self.state.segments[-1]
+            if newest.frames and newest.size >= least_bytes:
+                await self._roll()
+
+    async def _roll(self) -> Segment:
         segment = await self.blocking(self.folder.roll, self.state.segments[-1].number + 1)
         self.state.segments.append(segment)
         return segment
+
+    async def switch(self, manifest: Manifest, made: Made) -> None:
+        """Makes new column files count in the place of old files.
+
+        Raises:
+            NotFound, Unavailable: the run was deleted, or the ingestor stops.
+            OSError: nothing has changed.
+        """
+        async with self._changing():
+            await self.blocking(self.folder.switch, manifest, made)
+            self.state.switched(manifest)
+
+    @asynccontextmanager
+    async def _changing(self) -> AsyncIterator[None]:
+        async with self._writing:
+            if self._finished is not None:
+                raise self._finished
+            yield
 
     async def blocking(self, function: Callable[..., T], *arguments: object) -> T:
         """Runs something that touches files."""
@@ -231,6 +267,11 @@ class RunLog:
         for _, future in failed:
             if not future.done():
                 future.set_exception(error)
+
+    def _translate(self, error: Exception) -> ServiceError:
+        translated = _translate(error)
+        self._counters.write_errors.labels(translated.reason).inc()
+        return translated
 
     def _count(self, requests: Sequence[AppendRequest], size: int) -> None:
         self._counters.syncs.inc()

@@ -6,14 +6,17 @@ import asyncio
 import logging
 import shutil
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from servicekit.errors import DataLoss, NotFound, ServiceError, Unavailable
+from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
+from trainyard_metrics.budget import Budget
+from trainyard_metrics.compacting import Compactions
 from trainyard_metrics.counters import Counters
 from trainyard_metrics.runlog import OnStored, RunLog
 from trainyard_metrics.settings import Settings
@@ -42,6 +45,10 @@ class RunLogs:
         self._settings = settings
         self._counters = counters
         self._on_stored = on_stored
+        self.waiting = Budget(settings.max_waiting_bytes, counters.waiting_bytes.set)
+        counters.waiting_limit.set(settings.max_waiting_bytes)
+        counters.open_runs.set_function(lambda: len(self._entries))
+        self.compactions = Compactions(self.use, settings, counters)
         self.executor = ThreadPoolExecutor(threads, thread_name_prefix="records")
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
@@ -75,10 +82,12 @@ class RunLogs:
         if entry is not None:
             deleted = NotFound(f"run {run_id} was deleted", reason="RunNotFound", hint="open a new run")
             await asyncio.gather(self._close(entry, deleted), return_exceptions=True)
+        self.compactions.forget(run_id)
         await asyncio.get_running_loop().run_in_executor(self.executor, self._remove, run_id)
 
     async def close(self) -> None:
         """Writes what is staged, closes everything."""
+        await self.compactions.close()
         entries = list(self._entries.values())
         self._entries.clear()
         await asyncio.gather(*(self._close(entry, _stopping()) for entry in entries), return_exceptions=True)
@@ -102,6 +111,8 @@ class RunLogs:
 
     async def _open(self, run_id: str) -> RunLog:
         folder, state = await asyncio.get_running_loop().run_in_executor(self.executor, self._recover, run_id)
+        if len(state.segments) > 1:
+            self.compactions.ready(run_id)
         return RunLog(
             run_id,
             folder,
@@ -109,8 +120,13 @@ class RunLogs:
             settings=self._settings,
             counters=self._counters,
             executor=self.executor,
-            on_stored=self._on_stored,
+            on_stored=self._stored,
+            on_rolled=self.compactions.ready,
         )
+
+    def _stored(self, run_id: str, requests: Sequence[AppendRequest]) -> None:
+        self._on_stored(run_id, requests)
+        self.compactions.written(run_id)
 
     def _recover(self, run_id: str) -> tuple[RunFolder, State]:
         folder = RunFolder(self._root / run_id)

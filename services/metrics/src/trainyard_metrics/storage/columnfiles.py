@@ -31,17 +31,24 @@ Line = tuple[tuple[int, str, int], LogLine]
 
 
 class Verified(io.RawIOBase):
-    """A column file as far as it was fetched and found to be what was written."""
+    """A column file as far as it was fetched and found to be what was written.
+
+    Attributes:
+        footer: its end, which says what is where.
+    """
 
     def __init__(self, path: Path, file: ColumnFile) -> None:
         self._path = path
         self._file = file
-        self._descriptor = os.open(path, os.O_RDONLY)
+        self._stored = path.open("rb", buffering=0)
         self._offset = 0
+        self._start, self._content = 0, b""
         try:
-            self._parts = [(0, MAGIC), self._fetch(file.footer, "its footer")]
+            if self._fetch(0, len(MAGIC)) != MAGIC:
+                raise Damaged(path, 0, "this is not a Parquet file")
+            self.footer = self._verified(file.footer, "its footer")
         except BaseException:
-            os.close(self._descriptor)
+            self.close()
             raise
 
     def load(self, group: int) -> None:
@@ -50,13 +57,17 @@ class Verified(io.RawIOBase):
         Raises:
             Damaged
         """
-        self._parts[2:] = [self._fetch(self._file.groups[group], f"row group {group}")]
+        part = self._file.groups[group]
+        self._start, self._content = part.offset, self._verified(part, f"row group {group}")
 
-    def _fetch(self, part: RowGroup, what: str) -> tuple[int, bytes]:
-        content = os.pread(self._descriptor, part.length, part.offset)
+    def _verified(self, part: RowGroup, what: str) -> bytes:
+        content = self._fetch(part.offset, part.length)
         if len(content) != part.length or zlib.crc32(content) != part.crc:
             raise Damaged(self._path, part.offset, f"{what} does not match its checksum")
-        return part.offset, content
+        return content
+
+    def _fetch(self, offset: int, length: int) -> bytes:
+        return os.pread(self._stored.fileno(), length, offset)
 
     def readable(self) -> bool:
         return True
@@ -72,17 +83,14 @@ class Verified(io.RawIOBase):
         return self._offset
 
     def read(self, size: int = -1) -> bytes:
-        end = self._file.size if size < 0 else min(self._offset + size, self._file.size)
-        for start, content in self._parts:
-            if start <= self._offset and end <= start + len(content):
-                found = content[self._offset - start : end - start]
-                self._offset = end
-                return found
-        raise Damaged(self._path, self._offset, "its footer points to bytes of no row group")
+        start = self._offset - self._start
+        if size < 0 or start < 0 or start + size > len(self._content):
+            raise Damaged(self._path, self._offset, "its footer points beyond the row group that is read")
+        self._offset += size
+        return self._content[start : start + size]
 
     def close(self) -> None:
-        if not self.closed:
-            os.close(self._descriptor)
+        self._stored.close()
         super().close()
 
 
@@ -90,12 +98,14 @@ class _Reader:
     """One column file, row group by row group."""
 
     def __init__(self, path: Path, file: ColumnFile) -> None:
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         self._verified = Verified(path, file)
         strings = ["name", "writer"] if file.kind == "points" else ["writer", "stream"]
         try:
-            self._parquet = pq.ParquetFile(self._verified, read_dictionary=strings, page_checksum_verification=False)
+            metadata = pq.read_metadata(pa.BufferReader(self._verified.footer))
+            self._parquet = pq.ParquetFile(self._verified, metadata=metadata, read_dictionary=strings)
         except Exception:
             self._verified.close()
             raise

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from trainyard_protos.v1.metrics_pb2 import AppendRequest
@@ -22,8 +22,10 @@ from trainyard_metrics.storage.files import (
     is_columns,
     segment_name,
     segment_number,
+    sync_folder,
 )
 from trainyard_metrics.storage.journal import Journal, frames
+from trainyard_metrics.storage.made import Made
 from trainyard_metrics.storage.manifest import Manifest
 from trainyard_metrics.storage.snapshot import ColumnPart, Offsets, SegmentPart, Snapshot
 
@@ -84,10 +86,31 @@ class State:
             else:
                 self.names.update(name for block in request.rows.blocks for name in block.names)
 
+    def compacted(self, segment: Segment, made: Made) -> Manifest:
+        """The manifest with column files in the place of the oldest segment."""
+        return replace(
+            self.manifest.exchange(set(), tuple(made.files)),
+            first_segment=segment.number + 1,
+            positions=self.manifest.positions | made.positions,
+            line_times=self.manifest.line_times | made.line_times,
+            names=tuple(sorted({*self.manifest.names, *made.names})),
+        )
+
+    def switched(self, manifest: Manifest) -> None:
+        """Takes note of a manifest that is durable. Files it does without go once nobody reads them."""
+        kept = {file.name: self.files.pop(file.name, None) for file in manifest.files}
+        for held in self.files.values():
+            held.supersede()
+        while self.segments[0].number < manifest.first_segment:
+            self.segments.pop(0).supersede()
+        folder = self.segments[0].path.parent
+        self.files = {name: held or HeldFile(folder / name) for name, held in kept.items()}
+        self.manifest = manifest
+
     def snapshot(self, run_id: str) -> Snapshot:
         """What is durable now."""
         files = tuple(ColumnPart(self.files[file.name], file) for file in self.manifest.files)
-        segments = tuple(segment.part() for segment in self.segments)
+        segments = tuple(segment.part() for segment in self.segments if segment.frames)
         count = sum(segment.points for segment in self.segments)
         count += sum(file.rows for file in self.manifest.of_kind("points"))
         return Snapshot(run_id, dict(self.positions), frozenset(self.names), count, files, segments)
@@ -133,7 +156,8 @@ class RunFolder:
         Raises:
             OSError: nothing of it is there.
         """
-        assert self._journal is not None, "the folder is open"
+        if self._journal is None:
+            self._journal = _begun(self.path / segment_name(0))
         return self._journal.append(requests), self._journal.size
 
     def roll(self, number: int) -> Segment:
@@ -143,24 +167,32 @@ class RunFolder:
             OSError: the old one goes on.
         """
         segment = Segment(self.path, number)
-        journal = Journal(segment.path)
-        try:
-            list(journal.recover())
-        except BaseException:
-            journal.close()
-            raise
+        journal = _begun(segment.path)
         self.close()
         self._journal = journal
         segment.size = journal.size
         return segment
 
-    def switch(self, manifest: Manifest) -> None:
-        """Makes other files count, from now on, also after a crash.
+    def switch(self, manifest: Manifest, made: Made) -> None:
+        """Makes new files count, from now on, also after a crash.
 
         Raises:
             OSError: the old ones count.
         """
-        manifests.store(self.path, manifest)
+        try:
+            for file in made.files:
+                (self.path / (file.name + made.suffix)).replace(self.path / file.name)
+            sync_folder(self.path)
+            manifests.store(self.path, manifest)
+        except OSError:
+            for file in made.files:
+                (self.path / file.name).unlink(missing_ok=True)
+            raise
+
+    def sweep(self) -> None:
+        """Removes what a compaction that failed left over."""
+        for leftover in self.path.glob(f"*{TEMPORARY}"):
+            leftover.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Closes what is open."""
@@ -169,7 +201,9 @@ class RunFolder:
             self._journal = None
 
     def _recover(self, state: State, segment: Segment, *, newest: bool) -> None:
-        if not newest:
+        if segment.number == 0 and not segment.path.exists():
+            pass  # a new run: its first frame makes the file
+        elif not newest:
             for offset, requests in frames(segment.path):
                 state.add(segment, offset, requests)
             segment.size = segment.path.stat().st_size
@@ -188,6 +222,16 @@ class RunFolder:
             superseded = number is not None and number < manifest.first_segment
             if superseded or name.endswith(TEMPORARY) or (is_columns(name) and name not in known):
                 (self.path / name).unlink()
+
+
+def _begun(path: Path) -> Journal:
+    journal = Journal(path)
+    try:
+        list(journal.recover())
+    except BaseException:
+        journal.close()
+        raise
+    return journal
 
 
 def _live_segments(folder: Path, manifest: Manifest, found: set[str]) -> range:

@@ -35,6 +35,9 @@ class Offsets:
         self._offsets = offsets
         self._count = len(offsets)
 
+    def __len__(self) -> int:
+        return self._count
+
     def __iter__(self) -> Iterator[int]:
         return (self._offsets[index] for index in range(self._count))
 
@@ -117,7 +120,7 @@ class Snapshot:
 
     def _journalled(self, make: Callable[[], Gatherer]) -> Iterator[Columns]:
         gatherer, size = make(), 0
-        for segment in self.segments:
+        for segment in filter(lambda segment: len(segment.rows), self.segments):
             for _, requests in journal.frames(segment.held.path, segment.rows):
                 for request in requests:
                     if request.HasField("rows"):
