@@ -21,7 +21,7 @@ OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # how long one try may take; the pause between tries is shorter
     ("grpc.max_reconnect_backoff_ms", 5000),
     # A connection that died without a word (a firewall forgot it, a machine lost its power) is noticed within 30 s.
     ("grpc.keepalive_time_ms", 10_000),

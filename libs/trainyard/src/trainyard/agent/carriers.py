@@ -10,6 +10,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ class Carriers:
         self._syncing: asyncio.Task[None] | None = None
         self.checkpoints: CheckpointSync | None = None
         self.link = Link.of(plan, folder)
-        self.store = Store(plan, self.link)
+        self.store = Store(plan, self.link, self._delayed)
         self.rules = LogRules(plan.log_rules)
         self.journal = Journal(folder / "spool", plan.node)
         self.session = Session(plan, self.link, self.journal)
@@ -82,7 +83,8 @@ class Carriers:
         if self._shipping is not None:
             return
         self._prepared = prepared
-        self._shipper = Shipper(self.link, self._run(), self._sources, lambda why: self.note("FactsRefused", why))
+        complain = partial(self.note, "FactsRefused")
+        self._shipper = Shipper(self.link, self._run(), self._sources, complain, self._delayed)
         self.journal.tell(self._shipper.wake)
         self._shipping = asyncio.create_task(self._shipper.run())
         folder = checkpoint_folder(self._plan, prepared.root) if prepared else None
@@ -104,6 +106,9 @@ class Carriers:
         """Something worth an event of the job, and a line of its log."""
         self.session.note(reason, text)
         self.journal.say(f"{reason}: {text}")
+
+    def _delayed(self, why: str) -> None:
+        self.note("StorageDelayed", f"{why}; training goes on, and what waits is kept on this machine")
 
     def output(self, rank: int, lines: list[str]) -> None:
         """Lines of a worker."""

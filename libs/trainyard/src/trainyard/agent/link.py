@@ -86,13 +86,20 @@ class Link:
         return connect(self.endpoint(), lambda: self.token, self._ca_file)
 
 
-async def keep_talking(converse: Callable[[], Awaitable[bool]]) -> None:
+async def keep_talking(
+    converse: Callable[[], Awaitable[bool]], delayed: Callable[[str], None] = lambda why: None
+) -> None:
     """Repeats a conversation until it returns True. It breaks off by `AioRpcError`, or by returning False.
 
     Waits between tries, twice as long each time and jittered; a conversation that lasted a while starts over at once.
+
+    Args:
+        delayed: called with what keeps the other side from taking anything for now, for instance a full disk; once for
+            each reason until a conversation lasts.
     """
     loop = asyncio.get_running_loop()
     backoff = FIRST_BACKOFF_S
+    told = set[str]()
     while True:
         began = loop.time()
         try:
@@ -103,7 +110,12 @@ async def keep_talking(converse: Callable[[], Awaitable[bool]]) -> None:
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.INTERNAL:
                 print(f"the yard answered with a defect: {error.details()}", flush=True)  # noqa: T201 (the agent's log)
+            why = error.details() or ""
+            if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and why not in told:
+                told.add(why)
+                delayed(why)
         if loop.time() - began > LAST_BACKOFF_S:
             backoff = FIRST_BACKOFF_S
+            told.clear()
         await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
         backoff = min(backoff * 2, LAST_BACKOFF_S)

@@ -50,14 +50,17 @@ class Shipper:
         run: metrics_pb2.Run,
         sources: Callable[[], Iterable[Source]],
         complain: Callable[[str], None],
+        delayed: Callable[[str], None] = lambda why: None,
     ) -> None:
         """
         Args:
             run: to be opened before anything is sent; opening twice is harmless.
             sources: called each round; there may be new ones.
             complain: called with what metrics would not take.
+            delayed: called with why metrics takes nothing for now.
         """
         self._complain = complain
+        self._delayed = delayed
         self._link = link
         self._run = run
         self._sources = sources
@@ -78,7 +81,7 @@ class Shipper:
 
     async def run(self) -> None:
         """Ships until `finish` was called and everything is acknowledged, or metrics refuses the run for good."""
-        await keep_talking(self._converse)
+        await keep_talking(self._converse, self._delayed)
 
     async def finish(self, shipping: asyncio.Task[None]) -> None:
         """Waits until everything is acknowledged, or refused for good."""
