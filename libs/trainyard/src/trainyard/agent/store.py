@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+CALL_TIMEOUT_S = 60.0
+
 # Answers that another try would not change.
 _DEFINITE = frozenset(
     {
@@ -47,8 +49,13 @@ class Refused(Exception):
 class Store:
     """The artifact store, for this attempt."""
 
-    def __init__(self, plan: Plan, link: Link) -> None:
+    def __init__(self, plan: Plan, link: Link, delayed: Callable[[str], None] = lambda why: None) -> None:
+        """
+        Args:
+            delayed: called with why the store takes nothing for now.
+        """
         self._link = link
+        self._delayed = delayed
         self.workspace = plan.workspace
         self.producer = artifacts_pb2.Producer(job_id=plan.job_id, attempt_id=plan.attempt_id, fence=plan.fence)
 
@@ -71,5 +78,16 @@ class Store:
                 raise
             return True
 
-        await keep_talking(converse)
+        await keep_talking(converse, self._delayed)
         return answers[0]
+
+    async def record_use(self, version_id: str) -> None:
+        """Notes that this job works with a version: lineage of what it makes.
+
+        Raises:
+            Refused: the store says no.
+        """
+        request = artifacts_pb2.RecordUseRequest(
+            workspace=self.workspace, version_id=version_id, consumer=self.producer
+        )
+        await self.call(lambda stub: stub.RecordUse(request, timeout=CALL_TIMEOUT_S))
