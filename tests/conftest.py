@@ -16,6 +16,8 @@ import pytest
 from trainyard.client import Client
 from trainyard.home import read_endpoint
 
+from scripts.testbed.yard import SplitYard, Stores
+
 YARD = Path(sys.executable).with_name("yard")
 REPOSITORY = Path(__file__).parents[1]
 
@@ -81,6 +83,10 @@ class YardHome:
         path = self.folder / "yard.log"
         return path.read_text()[-5000:] if path.exists() else ""
 
+    def packs(self) -> list[Path]:
+        """The files that hold chunks of artifacts, the newest last."""
+        return _files_by_age(self.folder / "packs")
+
     def processes(self) -> list[psutil.Process]:
         """Every process that has this home in its environment, in whatever session it hides."""
         found = []
@@ -115,6 +121,47 @@ class YardHome:
                 continue
 
 
+class SplitHome(YardHome):
+    """The same, of a yard whose services run apart; `split` has each of them by its name, to be killed and started."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, str], stores: Stores) -> None:
+        super().__init__(folder, settings)
+        self.split = SplitYard(folder, stores, settings)
+
+    def up(self) -> None:
+        self.split.start()
+
+    def down(self) -> None:
+        """As `yard down`: what is active is cancelled first."""
+        with self.client() as client:
+            jobs = [client.job(job.id) for job in client.list(states_in=ACTIVE, include_owned=True)]
+            for job in jobs:
+                job.cancel()
+            for job in jobs:
+                job.wait(60, check=False)
+        self.split.stop()
+
+    def kill(self) -> None:
+        self.split.kill()
+
+    def packs(self) -> list[Path]:
+        return _files_by_age(self.split.stores.folder)
+
+    def log(self) -> str:
+        return "\n".join(f"--- {name}\n{server.tail()}" for name, server in self.split.servers().items())
+
+    def sweep(self) -> None:
+        self.split.stop()
+        super().sweep()
+
+
+def _files_by_age(folder: Path) -> list[Path]:
+    return sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_mtime_ns)
+
+
+ACTIVE = ("queued", "starting", "running", "stopping", "finalizing")
+
+
 def _command(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
@@ -129,8 +176,31 @@ def is_worker(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.fixture(scope="module")
+def mode() -> str:
+    """How the yards of a module run: `embedded`, or `split` into services that run apart. A module, or a folder, whose
+    tests hold for both has a fixture of this name with both as its parameters."""
+    return "embedded"
+
+
+@pytest.fixture(scope="module")
+def make_yard_home(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, mode: str
+) -> Callable[..., YardHome]:
+    """Makes homes of the module's mode."""
+
+    def make(**settings: str) -> YardHome:
+        folder = tmp_path_factory.mktemp("home")
+        if mode == "embedded":
+            return YardHome(folder, settings)
+        return SplitHome(folder, settings, request.getfixturevalue("make_stores")())
+
+    return make
+
+
 @pytest.fixture
 def make_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., YardHome]]:
+    """Makes homes in which no yard runs yet: where `yard up` and `yard run` start one."""
     homes: list[YardHome] = []
 
     def make(**settings: str) -> YardHome:
@@ -150,14 +220,20 @@ def home(make_home: Callable[..., YardHome]) -> YardHome:
 
 
 @pytest.fixture
-def yard(home: YardHome) -> Iterator[YardHome]:
-    """A yard that is up; at the end it goes down and leaves no process."""
-    home.up()
-    yield home
-    if read_endpoint(home.folder) is None:
+def yard(make_yard_home: Callable[..., YardHome]) -> Iterator[YardHome]:
+    """A yard of the test's own that is up; at the end it goes down and leaves no process."""
+    yield from _up_and_down(make_yard_home())
+
+
+def _up_and_down(home: YardHome) -> Iterator[YardHome]:
+    try:
         home.up()
-    home.down()
-    home.assert_nothing_left()
+        yield home
+        home.up()
+        home.down()
+        home.assert_nothing_left()
+    finally:
+        home.sweep()
 
 
 @pytest.fixture(scope="module")
@@ -167,16 +243,9 @@ def yard_settings() -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="module")
-def shared_yard(tmp_path_factory: pytest.TempPathFactory, yard_settings: Mapping[str, str]) -> Iterator[YardHome]:
+def shared_yard(make_yard_home: Callable[..., YardHome], yard_settings: Mapping[str, str]) -> Iterator[YardHome]:
     """A yard for all tests of a module that need none of their own; their jobs do not mind each other."""
-    home = YardHome(tmp_path_factory.mktemp("home"), yard_settings)
-    try:
-        home.up()
-        yield home
-        home.down()
-        home.assert_nothing_left()
-    finally:
-        home.sweep()
+    yield from _up_and_down(make_yard_home(**yard_settings))
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ import pytest
 from scripts.testbed.databases import Postgres, Redis
 from scripts.testbed.server import Server
 from scripts.testbed.storage import S3, Bucket
+from scripts.testbed.yard import Stores
 
 S = TypeVar("S", bound=Server)
 _numbers = itertools.count()
@@ -63,6 +64,23 @@ def _brought_back(server: S) -> Iterator[S]:
     yield server
     server.resume()
     server.start()
+
+
+@pytest.fixture(scope="session")
+def make_stores(_redis: Redis, _postgres: Postgres, _s3: S3) -> Callable[[], Stores]:
+    """Makes empty stores for yards whose services run apart."""
+
+    def make() -> Stores:
+        number = next(_numbers)
+        broker = number % _REDIS_DATABASES
+        for server in (_redis, _postgres, _s3):
+            server.start()
+        _redis.wipe(broker)
+        databases = {name: _postgres.create(f"yard{number}_{name}") for name in ("scheduler", "metrics", "artifacts")}
+        bucket = _s3.bucket(f"yard-{number}")
+        return Stores(_redis.url(broker), databases, bucket, _s3.objects / bucket.name)
+
+    return make
 
 
 @pytest.fixture

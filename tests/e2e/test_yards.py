@@ -14,6 +14,13 @@ from trainyard_protos.v1 import scheduler_pb2
 from tests.conftest import wait_until
 from tests.jobs import WAIT_S, document, output, python, running
 
+
+@pytest.fixture(scope="module")
+def mode():
+    """The yard of one machine alone has a life that commands begin and end."""
+    return "embedded"
+
+
 HELD = python("import sys; print('ready', flush=True); open(sys.argv[1]).read(); print('through')")
 
 

@@ -105,7 +105,10 @@ def run(program: Program[O]) -> None:
 
 def _parser(program: Program[O]) -> argparse.ArgumentParser:
     prefix = f"TRAINYARD_{program.name.upper()}"
-    lines = [f"  {prefix}_{name.upper()}={field.default}" for name, field in program.settings.model_fields.items()]
+    lines = [
+        f"  {prefix}_{name.upper()}={field.get_default(call_default_factory=True)}".replace("%", "%%")
+        for name, field in program.settings.model_fields.items()
+    ]
     return argparse.ArgumentParser(
         prog=f"python -m trainyard_{program.name}",
         description=program.purpose,
