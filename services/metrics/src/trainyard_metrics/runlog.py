@@ -87,8 +87,6 @@ class RunLog:
         """
         if self._finished is not None:
             raise self._finished
-        if request.HasField("points"):
-            batches.from_points(request)
         batches.check(request)
         expected = self._staged.get(request.writer_id, 0)
         self._check_order(request, expected)

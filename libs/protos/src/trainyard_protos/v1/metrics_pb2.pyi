@@ -196,89 +196,35 @@ class AppendRequest(_message.Message):
     RUN_ID_FIELD_NUMBER: _builtins.int
     WRITER_ID_FIELD_NUMBER: _builtins.int
     FIRST_SEQ_FIELD_NUMBER: _builtins.int
-    POINTS_FIELD_NUMBER: _builtins.int
-    LINES_FIELD_NUMBER: _builtins.int
     ROWS_FIELD_NUMBER: _builtins.int
+    LINES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     writer_id: _builtins.str
     """one per incarnation of a writing process"""
     first_seq: _builtins.int
     """of the first record in the batch"""
     @_builtins.property
-    def points(self) -> Global___Points:
-        """going away: see Rows"""
-
+    def rows(self) -> Global___Rows: ...
     @_builtins.property
     def lines(self) -> Global___AppendRequest.Lines: ...
-    @_builtins.property
-    def rows(self) -> Global___Rows: ...
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         writer_id: _builtins.str = ...,
         first_seq: _builtins.int = ...,
-        points: Global___Points | None = ...,
-        lines: Global___AppendRequest.Lines | None = ...,
         rows: Global___Rows | None = ...,
+        lines: Global___AppendRequest.Lines | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "points", b"points", "records", b"records", "rows", b"rows"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "records", b"records", "rows", b"rows"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_seq", b"first_seq", "lines", b"lines", "points", b"points", "records", b"records", "rows", b"rows", "run_id", b"run_id", "writer_id", b"writer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_seq", b"first_seq", "lines", b"lines", "records", b"records", "rows", b"rows", "run_id", b"run_id", "writer_id", b"writer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_records: _TypeAlias = _typing.Literal["points", "lines", "rows"]  # noqa: Y015
+    _WhichOneofReturnType_records: _TypeAlias = _typing.Literal["rows", "lines"]  # noqa: Y015
     _WhichOneofArgType_records: _TypeAlias = _typing.Literal["records", b"records"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_records) -> _WhichOneofReturnType_records | None: ...
 
 Global___AppendRequest: _TypeAlias = AppendRequest  # noqa: Y015
-
-@_typing.final
-class Points(_message.Message):
-    """Columns; all have the same length but `names`."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    NAMES_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
-    STEP_FIELD_NUMBER: _builtins.int
-    TIME_NS_FIELD_NUMBER: _builtins.int
-    VALUE_FIELD_NUMBER: _builtins.int
-    RANK_FIELD_NUMBER: _builtins.int
-    rank: _builtins.int
-    """of the writer; -1 for the agent"""
-    @_builtins.property
-    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """table of names used in this batch"""
-
-    @_builtins.property
-    def name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """index into names"""
-
-    @_builtins.property
-    def step(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def time_ns(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
-    @_builtins.property
-    def value(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """values that are not finite are kept as such"""
-
-    def __init__(
-        self,
-        *,
-        names: _abc.Iterable[_builtins.str] | None = ...,
-        name: _abc.Iterable[_builtins.int] | None = ...,
-        step: _abc.Iterable[_builtins.int] | None = ...,
-        time_ns: _abc.Iterable[_builtins.int] | None = ...,
-        value: _abc.Iterable[_builtins.float] | None = ...,
-        rank: _builtins.int = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "names", b"names", "rank", b"rank", "step", b"step", "time_ns", b"time_ns", "value", b"value"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___Points: _TypeAlias = Points  # noqa: Y015
 
 @_typing.final
 class Rows(_message.Message):

@@ -29,28 +29,6 @@ def count(request: AppendRequest) -> int:
     return request.rows.count
 
 
-def from_points(request: AppendRequest) -> None:
-    """Turns a batch of single points into rows of one value each."""
-    points = request.points
-    lengths = {len(points.name), len(points.step), len(points.time_ns), len(points.value)}
-    if len(lengths) > 1 or any(index >= len(points.names) for index in points.name):
-        raise _bad("columns of points that do not fit together", "give every point a name, step, time and value")
-    name = np.fromiter(points.name, np.int64, len(points.name))
-    step, time_ns = np.array(points.step, "<i8"), np.array(points.time_ns, "<i8")
-    value = np.array(points.value, "<f8")
-    rows = Rows(rank=points.rank, count=len(name))
-    for index in np.unique(name):
-        row = np.flatnonzero(name == index)
-        rows.blocks.add(
-            names=[points.names[index]],
-            row=row.astype("<u4").tobytes(),
-            step=step[row].tobytes(),
-            time_ns=time_ns[row].tobytes(),
-            value=value[row].tobytes(),
-        )
-    request.rows.CopyFrom(rows)
-
-
 def count_points(rows: Rows) -> int:
     """Values in all blocks."""
     return sum(len(block.value) for block in rows.blocks) // 8
