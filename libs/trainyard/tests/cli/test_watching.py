@@ -56,3 +56,22 @@ async def test_the_end_of_output_alone_does_not_end_the_run(yard: ScriptedYard) 
         assert not showing.done()
         end.set()
         await asyncio.wait_for(showing, 30)
+
+
+async def test_a_start_that_takes_long_is_explained(yard: ScriptedYard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "_SLOW_START_S", 0.001)
+    explained = asyncio.Event()
+    view = _View()
+    view.starts_slowly = lambda summary: explained.set() if summary == "It waits." else None
+    yard.events = [[event(1, "Admitted", "starting"), explained, event(2, "Succeeded", "succeeded")]]
+    yard.job = job("succeeded")
+    async with AsyncClient() as client:
+        await asyncio.wait_for(watching.show(client, job("queued"), view), 30)
+
+
+async def test_a_quick_start_is_not_explained(yard: ScriptedYard) -> None:
+    yard.events = [[event(1, "Admitted", "starting"), event(2, "Running", "running"), event(3, "Failed", "failed")]]
+    yard.job = job("failed")
+    async with AsyncClient() as client:
+        await asyncio.wait_for(watching.show(client, job("queued"), view := _View()), 30)
+    assert "starts_slowly" not in view.told

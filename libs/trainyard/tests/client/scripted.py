@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from trainyard import home
 from trainyard_protos.v1 import (
+    admin_pb2_grpc,
     artifacts_pb2,
     artifacts_pb2_grpc,
     common_pb2,
@@ -118,6 +119,11 @@ class ScriptedYard:
     stored: list[metrics_pb2.StoredLine] = field(default_factory=list)
     series: list[metrics_pb2.SeriesInfo] = field(default_factory=list)
     versions: list[artifacts_pb2.Version] = field(default_factory=list)
+    runs: list[metrics_pb2.FoundRun] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
+    """Content of single files by "REFERENCE/PATH"."""
+    admin: dict[str, list[Any]] = field(default_factory=dict)
+    """Answers of the administration by "service.Method"; of a method that does not stream, the first."""
     calls: list[tuple[str, Any]] = field(default_factory=list)
     port: int = 0
 
@@ -129,6 +135,9 @@ class ScriptedYard:
         metrics_pb2_grpc.add_MetricsServiceServicer_to_server(_Metrics(self), self.server)
         artifacts_pb2_grpc.add_ArtifactServiceServicer_to_server(_Artifacts(self), self.server)
         yard_pb2_grpc.add_YardServiceServicer_to_server(_Yard(self), self.server)
+        admin_pb2_grpc.add_SchedulerAdminServiceServicer_to_server(_Admin(self, "scheduler"), self.server)
+        admin_pb2_grpc.add_MetricsAdminServiceServicer_to_server(_Admin(self, "metrics"), self.server)
+        admin_pb2_grpc.add_ArtifactAdminServiceServicer_to_server(_Admin(self, "artifacts"), self.server)
         self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self.server.start()
         (self.folder / "token").write_text(TOKEN)
@@ -270,7 +279,19 @@ class _Launcher(_Servicer, launcher_pb2_grpc.LauncherServiceServicer):
                     yield launcher_pb2.ShellOutput(exit_code=9)
 
 
+def _found(yard: ScriptedYard, request: metrics_pb2.SearchRunsRequest) -> metrics_pb2.SearchRunsResponse:
+    """Pages of two; of filters, a name or the beginning of an id, at the end and in quotes, is understood."""
+    wanted = [run for run in yard.runs if not request.run_ids or run.run.id in request.run_ids]
+    if request.filter.startswith(("id like", "name =")):
+        text = request.filter.split('"')[-2].removesuffix("%")
+        wanted = [run for run in wanted if run.run.name == text or run.run.id.startswith(text)]
+    start = int(request.page_token or 0)
+    more = str(start + 2) if start + 2 < len(wanted) else ""
+    return metrics_pb2.SearchRunsResponse(runs=wanted[start : start + 2], next_page_token=more)
+
+
 class _Metrics(_Servicer, metrics_pb2_grpc.MetricsServiceServicer):
+    SearchRuns = _unary("SearchRuns", _found)
     ListSeries = _unary("ListSeries", lambda yard, _: metrics_pb2.ListSeriesResponse(series=yard.series))
     QuerySeries = _unary(
         "QuerySeries",
@@ -296,11 +317,52 @@ class _Artifacts(_Servicer, artifacts_pb2_grpc.ArtifactServiceServicer):
         "Commit", lambda yard, request: artifacts_pb2.Version(name=request.name, number=4, kind=request.kind)
     )
     ListVersions = _unary("ListVersions", lambda yard, _: artifacts_pb2.ListVersionsResponse(versions=yard.versions))
+    GetVersion = _unary(
+        "GetVersion",
+        lambda yard, request: artifacts_pb2.VersionDetail(version=artifacts_pb2.Version(id=request.reference)),
+    )
+
+    async def ReadFile(self, request: Any, context: Context) -> AsyncIterator[artifacts_pb2.ReadFileResponse]:
+        await self.yard.enter("ReadFile", request, context)
+        content = self.yard.files.get(f"{request.reference}/{request.path}")
+        if content is None:
+            await Refusal(grpc.StatusCode.NOT_FOUND, f"there is no {request.reference}", "VersionNotFound").give(
+                context
+            )
+        else:
+            yield artifacts_pb2.ReadFileResponse(data=content)
 
     async def PutChunks(self, requests: Any, context: Context) -> artifacts_pb2.PutChunksResponse:
         chunks = [chunk async for chunk in requests]
         await self.yard.enter("PutChunks", chunks, context)
         return artifacts_pb2.PutChunksResponse(stored=len(chunks))
+
+
+@dataclass
+class _Admin(_Servicer):
+    """What the three services of that kind have in common."""
+
+    service: str
+
+    async def _only(self, method: str, request: Any, context: Context) -> Any:
+        await self.yard.enter(f"{self.service}.{method}", request, context)
+        return self.yard.admin[f"{self.service}.{method}"][0]
+
+    async def GetUsage(self, request: Any, context: Context) -> Any:
+        return await self._only("GetUsage", request, context)
+
+    async def Maintain(self, request: Any, context: Context) -> Any:
+        return await self._only("Maintain", request, context)
+
+    async def Verify(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        await self.yard.enter(f"{self.service}.Verify", request, context)
+        async for item in self.yard.play(self.yard.admin.get(f"{self.service}.Verify", []), context):
+            yield item
+
+    async def Backup(self, request: Any, context: Context) -> AsyncIterator[Any]:
+        await self.yard.enter(f"{self.service}.Backup", request, context)
+        async for item in self.yard.play(self.yard.admin.get(f"{self.service}.Backup", []), context):
+            yield item
 
 
 class _Yard(_Servicer, yard_pb2_grpc.YardServiceServicer):

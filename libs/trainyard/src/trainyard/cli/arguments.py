@@ -50,6 +50,13 @@ RequiredJob = Annotated[
         metavar="JOB", help="Id, unique prefix of one, unique name, or @last.", autocompletion=complete_jobs
     ),
 ]
+Of = Annotated[
+    str, typer.Argument(metavar="RUN", help="A job, or the id or name of a run.", autocompletion=complete_jobs)
+]
+OptionalOf = Annotated[
+    str,
+    typer.Argument(metavar="[JOB]", help="A job, or the id or name of a run.", autocompletion=complete_jobs),
+]
 Output = Annotated[Format, typer.Option("-o", "--output", help="How to write the answer.", show_default=False)]
 File = Annotated[str, typer.Argument(metavar="FILE", help="Job file, YAML or JSON; - reads standard input.")]
 

@@ -27,7 +27,7 @@ class ExitCode(IntEnum):
 
 MEANINGS: dict[ExitCode, str] = {
     ExitCode.DONE: "done; the job succeeded",
-    ExitCode.JOB_FAILED: "the job failed (`run`, `logs -f`)",
+    ExitCode.JOB_FAILED: "the job failed (`run`, `logs -f`), or damage was found (`admin verify`)",
     ExitCode.WRONG: "the document, an argument or an option is wrong; nothing was created",
     ExitCode.NOT_FOUND: "not found",
     ExitCode.NOT_RUNNING: "the yard is not reachable or not running",

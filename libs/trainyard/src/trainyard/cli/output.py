@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
@@ -45,11 +47,18 @@ def write_line(message: Message) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Messages as mappings: camelCase names, integers as integers, states and kinds as lower-case words."""
+    """Messages and dataclasses as mappings: camelCase names, integers as integers, states as lower-case words.
+
+    Numbers that are not finite are the texts "NaN", "Infinity" and "-Infinity", as in JSON of protobuf.
+    """
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, bytes):
         return value.hex()
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if is_dataclass(value):
+        return {_camel(field.name): plain(getattr(value, field.name)) for field in fields(value)}
     if hasattr(value, "DESCRIPTOR"):
         return _message(value)
     if isinstance(value, Iterable) and not isinstance(value, str):
@@ -68,6 +77,11 @@ def _message(message: Message) -> dict[str, Any]:
         else:
             result[field.json_name] = _field(field, value)
     return result
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.capitalize() for word in others)
 
 
 def _document(text: str) -> Any:

@@ -54,6 +54,13 @@ def complain(text: str) -> None:
     sys.stderr.flush()
 
 
+def progress(text: str) -> None:
+    """Keeps one line of standard error up to date for a person; "" takes it away. Nothing in a pipe."""
+    if is_terminal(sys.stderr):
+        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.flush()
+
+
 def next_steps(*commands: str) -> None:
     """The commands that are useful next."""
     say(styled("next: " + "  ·  ".join(commands), "dim"))

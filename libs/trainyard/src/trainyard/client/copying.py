@@ -25,7 +25,7 @@ class Copy:
         self._target = target.absolute()
         self._draft = self._target.with_name(f".{self._target.name}.{os.getpid()}")
         self._file: IO[bytes] | None = None
-        self._path = ""
+        self._path: str | None = None
         self.files = 0
         self.bytes = 0
         _checked(self._begin, self._target)

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
+from trainyard_protos.v1 import metrics_pb2
 
 from trainyard import errors
 from trainyard.client.names import DIFF_FILE
 from trainyard.client.runs import RunCalls, Subject
+from trainyard.client.store import ArtifactCalls
 
 if TYPE_CHECKING:
     from trainyard.client.comparison import Comparison
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _PAGE = 500
 
 
-class SearchCalls(RunCalls):
+class SearchCalls(RunCalls, ArtifactCalls):
     """Runs of jobs and of plain scripts."""
 
     async def runs(
@@ -115,9 +116,7 @@ class SearchCalls(RunCalls):
         """
         git = run.context.get("git") or {}
         if reference := git.get("diff_artifact"):
-            request = artifacts_pb2.ReadFileRequest(workspace=self.workspace, reference=reference, path=DIFF_FILE)
-            pieces = self._connection.stream(self._connection.artifacts.ReadFile, request)
-            return b"".join([piece.data async for piece in pieces]).decode(errors="replace")
+            return (await self.read_file(reference, DIFF_FILE)).decode(errors="replace")
         return str(git.get("diff", ""))
 
     async def compare(self, of: Sequence[str], *, everything: bool = False) -> Comparison:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainyard.cli.arguments import LAST, Job, Output, with_client
+from trainyard.cli.arguments import LAST, OptionalOf, Output, with_client
 from trainyard.cli.output import Format
 
 if TYPE_CHECKING:
     from trainyard_protos.v1 import metrics_pb2
+    from trainyard_protos.v1.common_pb2 import LogLine
     from trainyard_protos.v1.scheduler_pb2 import Job as JobMessage
 
     from trainyard.client import AsyncClient
@@ -23,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 
 def logs(
-    job: Job = LAST,
+    of: OptionalOf = LAST,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Go on until the job ends; exits as the job did.")
     ] = False,
@@ -32,6 +33,7 @@ def logs(
     ] = None,
     tail: Annotated[int, typer.Option(min=0, help="Only the last lines so far; 0 for all.")] = 0,
     search: Annotated[str, typer.Option(help="Only lines that contain this.")] = "",
+    regex: Annotated[str, typer.Option(help="Only lines in which this pattern (RE2) is found.")] = "",
     attempt: Annotated[int, typer.Option(min=0, help="Only this attempt; 0 for all.")] = 0,
     times: Annotated[bool, typer.Option("--times", help="Write the time of each line.")] = False,
     output: Output = Format.TABLE,
@@ -39,22 +41,60 @@ def logs(
     """Show what a job wrote, by rank. With -o json, one object a line."""
     if follow and attempt:
         raise typer.BadParameter("an attempt that is over cannot be followed", param_hint="--attempt")
+    matches = _matcher(search, regex)
 
     async def work(client: AsyncClient) -> int:
         from trainyard.client.follow import Position
+        from trainyard.client.runs import Subject
 
-        found = await client.get(job)
+        found, only = await _job(client, of, attempt)
         show = _writer(found, times, output)
         position = Position(attempt=found.attempt)
         ranks = rank or list(range(found.nodes * found.workers_per_node))
-        stored = client.logs(found.id, attempt=attempt, ranks=ranks, tail=tail, search=search)
+        stored = client.logs(Subject(job_id=found.id), attempt=only, ranks=ranks, tail=tail, search=search, regex=regex)
         async for line in stored:
             show(line)
             if line.attempt == position.attempt:
                 position.next_seq[line.line.node] = line.line.seq + 1
-        return await _go_on(client, found, position, show, ranks, search) if follow else 0
+        if not follow:
+            return 0
+        return await _go_on(client, found, position, show, lambda line: line.rank in ranks and matches(line.text))
 
     with_client(work)
+
+
+async def _job(client: AsyncClient, of: str, attempt: int) -> tuple[JobMessage, int]:
+    """The job that is meant, and which of its attempts: a run of a job is one attempt.
+
+    Raises:
+        Conflict: the run is one of a plain script.
+    """
+    from trainyard.errors import Conflict, NotFound
+
+    try:
+        return await client.get(of), attempt
+    except NotFound:
+        run = await client.run(of)
+    if not run.job_id:
+        raise Conflict(
+            f"{run.name or run.id} is the run of a plain script, which writes its output to its own terminal",
+            reason="NoOutput",
+            hint=f"yard metrics {run.id} shows what it tracked; as a job, its output is kept as well",
+        )
+    return await client.get(run.job_id), run.attempt
+
+
+def _matcher(search: str, regex: str) -> Callable[[str], bool]:
+    """Whether a live line is wanted, as the service decides it for stored ones."""
+    if not regex:
+        return lambda text: search in text
+    import re2
+
+    try:
+        pattern = re2.compile(regex)
+    except re2.error as error:
+        raise typer.BadParameter(f"not a pattern of RE2: {error}", param_hint="--regex") from None
+    return lambda text: search in text and pattern.search(text) is not None
 
 
 Writer = Callable[["metrics_pb2.StoredLine"], None]
@@ -72,7 +112,7 @@ def _writer(job: JobMessage, times: bool, output: Format) -> Writer:
 
 
 async def _go_on(
-    client: AsyncClient, job: JobMessage, position: Position, show: Writer, ranks: list[int], search: str
+    client: AsyncClient, job: JobMessage, position: Position, show: Writer, wanted: Callable[[LogLine], bool]
 ) -> int:
     """Follows to the end of the job; returns the exit code it stands for."""
     from trainyard_protos.v1 import metrics_pb2
@@ -82,7 +122,7 @@ async def _go_on(
 
     async for event in client.follow(job.id, position):
         for line in event.lines.lines:
-            if line.rank in ranks and search in line.text:
+            if wanted(line):
                 show(metrics_pb2.StoredLine(attempt=position.attempt, line=line))
         if event.WhichOneof("event") == "dropped":
             complain(f"… {event.dropped.to_seq - event.dropped.from_seq} lines of node {event.dropped.node} are lost")

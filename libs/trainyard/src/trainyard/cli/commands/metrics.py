@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainyard.cli.arguments import LAST, Output, complete_jobs, with_client
+from trainyard.cli.arguments import LAST, OptionalOf, Output, with_client
 from trainyard.cli.output import Format
 
 if TYPE_CHECKING:
@@ -23,29 +23,32 @@ def register(app: typer.Typer) -> None:
 
 
 def metrics(
-    job: Annotated[
-        str, typer.Argument(metavar="[JOB]", help="Id, prefix, name or @last.", autocompletion=complete_jobs)
-    ] = LAST,
+    of: OptionalOf = LAST,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Series to plot; globs are fine.")
     ] = None,
     points: Annotated[
         int, typer.Option(min=0, help="Points a series at most, least and greatest kept; 0 for all.")
     ] = 0,
+    hidden: Annotated[
+        bool, typer.Option("--hidden", help="Also what was written beyond the checkpoint that an attempt resumed from.")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show the values a job tracked: a table of all series, or plots of those named. With -o json, their points."""
+    """Show what a job or script tracked: a table of all series, or plots of those named. With -o json, their points."""
 
     async def work(client: AsyncClient) -> None:
         from trainyard.cli.output import write
 
-        identifier = await client.job_id(job)
+        subject = await client.subject(of)
         if output.for_programs:
-            write(await client.metrics(identifier, names or (), max_points=points), output)
+            write(await client.metrics(subject, names or (), max_points=points, include_hidden=hidden), output)
         elif names:
-            _plot(await client.metrics(identifier, names, max_points=points or _PLOT_POINTS))
+            most = points or _PLOT_POINTS
+            _plot(await client.metrics(subject, names, max_points=most, include_hidden=hidden))
         else:
-            _table(identifier, await client.series(identifier), wide=output is Format.WIDE)
+            series = await client.series(subject, include_hidden=hidden)
+            _table(subject.job_id or subject.run_id, series, wide=output is Format.WIDE)
 
     with_client(work)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
+from trainyard import errors
 from trainyard.client import states
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 _LAST_LINES_S = 15.0
 """How long output may lag behind the end of the job."""
 _REFRESH_S = 0.5
+_SLOW_START_S = 10.0
+"""A start that takes longer is explained, and again after twice as long."""
 
 
 async def show(client: AsyncClient, job: pb.Job, view: View) -> None:
@@ -43,12 +47,31 @@ async def show(client: AsyncClient, job: pb.Job, view: View) -> None:
 
 
 async def _states(client: AsyncClient, job: pb.Job, view: View, waiting: asyncio.Task[None]) -> None:
-    async for event in client.watch(job.id, job.event_seq):
-        if event.state != pb.JOB_STATE_QUEUED:
-            waiting.cancel()
-        view.happened(event)
-        if event.state in states.ENDED:
-            return
+    slow: asyncio.Task[None] | None = None
+    try:
+        async for event in client.watch(job.id, job.event_seq):
+            if event.state != pb.JOB_STATE_QUEUED:
+                waiting.cancel()
+            if slow is not None:
+                slow.cancel()
+            if event.state == pb.JOB_STATE_STARTING:
+                slow = asyncio.create_task(_slow_start(client, job, view))
+            view.happened(event)
+            if event.state in states.ENDED:
+                return
+    finally:
+        if slow is not None:
+            slow.cancel()
+
+
+async def _slow_start(client: AsyncClient, job: pb.Job, view: View) -> None:
+    """Says, while nothing else happens, what a job that is starting waits for."""
+    pause = _SLOW_START_S
+    while True:
+        await asyncio.sleep(pause)
+        with suppress(errors.NotRunning):  # the stream of events waits for the yard to come back
+            view.starts_slowly((await client.explain(job.id)).summary)
+        pause *= 2
 
 
 async def _output(client: AsyncClient, job: pb.Job, view: View) -> None:
