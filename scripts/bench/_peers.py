@@ -1,6 +1,7 @@
-"""The peers' own Python environment, and a Ray cluster in it.
+"""The peers' own Python environments, and a Ray cluster in one.
 
-Built once per content of `peers.txt` under the user's cache, so that only the first run pays for it.
+Each is built once per content of its requirements (`peers.txt`, `trackers.txt`) under the user's cache, so that only
+the first run pays for it.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from pathlib import Path
 import psutil
 from _harness import clean_environment
 
-REQUIREMENTS = Path(__file__).with_name("peers.txt")
+LAUNCHERS = Path(__file__).with_name("peers.txt")
+TRACKERS = Path(__file__).with_name("trackers.txt")
 UV = Path(sys.executable).with_name("uv")
 
 
-def environment() -> Path:
-    """The `bin` folder of the environment with torchx and Ray; builds it when it is missing."""
-    content = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()[:16]
+def environment(requirements: Path = LAUNCHERS) -> Path:
+    """The `bin` folder of the environment with these packages; builds it when it is missing."""
+    content = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:16]
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trainyard" / "bench"
     folder = cache / content
     if not (folder / ".complete").exists():
         print(f"building the peers' environment in {folder}", file=sys.stderr)
         shutil.rmtree(folder, ignore_errors=True)
         python = folder / "bin" / "python"
-        install = ["pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), "-r", str(REQUIREMENTS)]
+        install = ["pip", "install", "--quiet", "--compile-bytecode", "--python", str(python), "-r", str(requirements)]
         for arguments in (["venv", "--quiet", "--python", sys.executable, str(folder)], install):
             subprocess.run([UV, *arguments], check=True)
         (folder / ".complete").touch()

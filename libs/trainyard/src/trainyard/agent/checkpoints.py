@@ -127,7 +127,7 @@ class CheckpointSync:
     async def _send(
         self, stub: object, candidate: Candidate, info: artifacts_pb2.CheckpointInfo
     ) -> artifacts_pb2.Version | None:
-        from trainyard.artifacts import upload, upload_part
+        from trainyard.artifacts import FRUGAL, upload, upload_part
 
         plan, name = self._plan, candidate.path.name
         paths = [Path(path) for path, _, _ in candidate.signature]
@@ -145,6 +145,7 @@ class CheckpointSync:
                 idempotency_key=f"{plan.attempt_id}/{name}",
                 producer=self._store.producer,
                 checkpoint=info,
+                pace=FRUGAL,
             )
         return await upload(
             stub,  # type: ignore[arg-type]
@@ -156,4 +157,5 @@ class CheckpointSync:
             idempotency_key=f"{plan.attempt_id}/{plan.node}/{name}/{version}",
             producer=self._store.producer,
             checkpoint=info,
+            pace=FRUGAL,
         )

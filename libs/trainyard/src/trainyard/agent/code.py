@@ -47,12 +47,13 @@ async def fetch_code(plan: Plan, work: Path, store: Store, reaper: Reaper, log: 
 
 
 async def _unpack(reference: str, work: Path, store: Store) -> Code:
-    from trainyard.artifacts import ArtifactError, download
+    from trainyard.artifacts import FRUGAL, ArtifactError, download
 
     try:
         version = await store.call(
-            lambda stub: download(stub, reference, work, workspace=store.workspace, merge=True),
+            lambda stub: download(stub, reference, work, workspace=store.workspace, merge=True, pace=FRUGAL),
         )
+        await store.record_use(version.id)
     except (Refused, ArtifactError) as error:
         raise NodeFailed("CodeUnavailable", f"code artifact '{reference}': {error}") from error
     return Code(work, version.id, from_labels(version.labels))

@@ -82,11 +82,13 @@ async def _newest_first(plan: Plan, store: Store) -> AsyncIterator[artifacts_pb2
 
 
 async def _fetch(version: artifacts_pb2.Version, folder: Path, store: Store) -> Restored:
-    from trainyard.artifacts import download
+    from trainyard.artifacts import FRUGAL, download
 
     request = artifacts_pb2.GetVersionRequest(workspace=store.workspace, reference=version.id)
     detail = await store.call(lambda stub: stub.GetVersion(request, timeout=60))
     entry = detail.manifest.files[0].path.partition("/")[0]
-    await store.call(lambda stub: download(stub, version.id, folder, workspace=store.workspace, merge=True))
+    await store.call(
+        lambda stub: download(stub, version.id, folder, workspace=store.workspace, merge=True, pace=FRUGAL)
+    )
     checkpoint = version.checkpoint
     return Restored(version.id, str(folder / entry), checkpoint.step, version.producer.fence, dict(checkpoint.cut))

@@ -145,4 +145,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    os.chdir("/")  # no shipper holds on to the folder of the script that started it
     sys.exit(main(sys.argv))

@@ -19,12 +19,13 @@ async def fetch_inputs(inputs: list[Input], root: Path, store: Store) -> list[st
 
 
 async def _fetch(each: Input, root: Path, store: Store) -> str:
-    from trainyard.artifacts import ArtifactError, download
+    from trainyard.artifacts import FRUGAL, ArtifactError, download
 
     try:
         version = await store.call(
-            lambda stub: download(stub, each.artifact, root / each.path, workspace=store.workspace)
+            lambda stub: download(stub, each.artifact, root / each.path, workspace=store.workspace, pace=FRUGAL)
         )
+        await store.record_use(version.id)
     except (Refused, ArtifactError) as error:
         raise NodeFailed("InputUnavailable", f"input '{each.artifact}' for '{each.path}': {error}") from error
     return version.id
@@ -44,7 +45,7 @@ async def store_outputs(
 
 
 async def _store(output: Output, root: Path, store: Store, attempt_id: str, made_from: list[str]) -> None:
-    from trainyard.artifacts import ArtifactError, upload
+    from trainyard.artifacts import FRUGAL, ArtifactError, upload
 
     path = root / output.path
     if not path.exists():
@@ -64,6 +65,7 @@ async def _store(output: Output, root: Path, store: Store, attempt_id: str, made
                 idempotency_key=f"{attempt_id}/{output.artifact}/{output.path}",
                 producer=store.producer,
                 inputs=made_from,
+                pace=FRUGAL,
             )
         )
     except (Refused, ArtifactError, OSError) as error:

@@ -52,8 +52,8 @@ class Pace:
 
 
 FULL = Pace()
-FRUGAL = Pace(page_bytes=2 * 1024 * 1024, pages=3, streams=1)
-"""A few MB of memory, for the agent beside training."""
+FRUGAL = Pace(page_bytes=4 * 1024 * 1024, pages=2, streams=1, patience_s=20.0)
+"""Some 12 MB of memory, for the agent beside training."""
 
 
 def ignore(done: int) -> None:

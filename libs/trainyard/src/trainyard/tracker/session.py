@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from trainyard.tracker import offline
 from trainyard.tracker.devices import OnDevice, numbers
 from trainyard.tracker.records import FACTS, PROGRESS, PROGRESS_MADE, TooLarge, json_record, record
 from trainyard.tracker.writing import FOLDER_VARIABLE, MAX_NAME, Log, Unavailable
@@ -131,8 +132,6 @@ class Session:
     def call_run(self, name: str) -> None:
         try:
             if not os.environ.get(FOLDER_VARIABLE):
-                from trainyard.tracker import offline
-
                 offline.call_run(name)
         except Exception as error:
             self._warn(str(error))

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from trainyard.home import process_start_time
+from trainyard.tracker import offline
 from trainyard.tracker.records import (
     SHAPE,
     RowShape,
@@ -136,10 +137,7 @@ class Log:
 def _folder() -> Path:
     configured = os.environ.get(FOLDER_VARIABLE)
     if not configured:
-        # Imported only outside of a job: inside, the fewer modules the better.
-        from trainyard.tracker.offline import begin
-
-        return begin()
+        return offline.begin()
     folder = Path(configured)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
