@@ -358,7 +358,7 @@ async def test_a_full_disk_is_told_and_what_was_stored_stays(yard, tree, tmp_pat
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainyard_artifacts.folder.os.posix_fallocate", full)
+        patch.setattr("trainyard_artifacts.direct.os.posix_fallocate", full)
         error = await refused(upload(yard.user(), tree({"b": b"2"}), workspace="default", name="m", kind="data"))
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DiskFull")
     await download(yard.user(), "m", tmp_path / "out", workspace="default")

@@ -72,7 +72,7 @@ async def test_a_write_that_failed_leaves_nothing(tmp_path, monkeypatch):
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr("trainyard_artifacts.folder.os.fsync", broken)
+        patch.setattr("trainyard_artifacts.direct.os.fsync", broken)
         with pytest.raises(Unavailable, match="Input/output error"):
             await objects.put("packs/w/a", [b"1"])
     assert await objects.list("packs/") == []

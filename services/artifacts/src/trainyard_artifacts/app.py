@@ -12,6 +12,7 @@ from trainyard_protos.v1.admin_pb2_grpc import add_ArtifactAdminServiceServicer_
 from trainyard_protos.v1.artifacts_pb2_grpc import add_ArtifactServiceServicer_to_server
 
 from trainyard_artifacts.admin import ArtifactAdminServicer
+from trainyard_artifacts.allocator import keep_large_blocks
 from trainyard_artifacts.chunks import Chunks
 from trainyard_artifacts.collector import Collector
 from trainyard_artifacts.counters import Counters
@@ -60,6 +61,7 @@ class Artifacts:
 
     async def start(self) -> None:
         """Opens the database and begins to collect at intervals what nothing needs any more."""
+        keep_large_blocks()
         await self.store.open()
         self._collecting = asyncio.create_task(self.collector.run(), name="collect artifacts")
 

@@ -13,12 +13,12 @@ from typing import TypeVar
 
 from servicekit.errors import ResourceExhausted, ServiceError, Unavailable
 
+from trainyard_artifacts.direct import Writer
 from trainyard_artifacts.objects import ObjectMissing
 
 T = TypeVar("T")
 
 UNFINISHED = ".part"
-_PARTS_PER_WRITE = 512  # below IOV_MAX
 
 
 class FolderObjects:
@@ -26,10 +26,11 @@ class FolderObjects:
 
     def __init__(self, root: Path, threads: int = 4) -> None:
         self._root = root
+        self._writer = Writer()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="packs")
 
     async def put(self, key: str, parts: Sequence[bytes]) -> None:
-        await self._run(lambda: _write(self._root / key, parts))
+        await self._run(lambda: _write(self._writer, self._root / key, parts))
 
     async def get(self, key: str, offset: int, size: int) -> bytes:
         return await self._run(lambda: _read(self._root / key, offset, size))
@@ -56,34 +57,12 @@ class FolderObjects:
             raise _translate(error) from error
 
 
-def _write(path: Path, parts: Sequence[bytes]) -> None:
+def _write(writer: Writer, path: Path, parts: Sequence[bytes]) -> None:
     _make_folder(path.parent)
     unfinished = path.with_name(path.name + UNFINISHED)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        try:
-            # Space first: a full disk is told before anything is written, and writing costs a third of the time.
-            os.posix_fallocate(descriptor, 0, sum(map(len, parts)))
-            _write_all(descriptor, parts)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        unfinished.rename(path)
-        _sync_folder(path.parent)
-    except OSError:
-        unfinished.unlink(missing_ok=True)
-        raise
-
-
-def _write_all(descriptor: int, parts: Sequence[bytes]) -> None:
-    for start in range(0, len(parts), _PARTS_PER_WRITE):
-        views = [memoryview(part) for part in parts[start : start + _PARTS_PER_WRITE]]
-        while views:
-            written = os.writev(descriptor, views)
-            while views and written >= len(views[0]):
-                written -= len(views.pop(0))
-            if views:
-                views[0] = views[0][written:]
+    writer.write(unfinished, parts)
+    unfinished.rename(path)
+    _sync_folder(path.parent)
 
 
 def _make_folder(folder: Path) -> None:

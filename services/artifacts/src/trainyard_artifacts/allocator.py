@@ -1,0 +1,22 @@
+"""Memory for large messages.
+
+The C library gives blocks of some hundred KiB back to the kernel as soon as they are freed and asks for them again
+right after: each time the kernel clears their pages, which costs as much as receiving the bytes. Keeping some of them
+at hand halves what a GB received costs in system time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # <malloc.h>
+_MIB = 1024 * 1024
+
+
+def keep_large_blocks() -> None:
+    """Lets this process keep up to 128 MiB of freed memory; where there is no `mallopt`, nothing changes."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return
+    for parameter, value in ((_MMAP_THRESHOLD, 32 * _MIB), (_TRIM_THRESHOLD, 128 * _MIB), (_TOP_PAD, 16 * _MIB)):
+        mallopt(parameter, value)
