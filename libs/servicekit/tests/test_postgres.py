@@ -120,6 +120,21 @@ async def test_a_writer_that_lost_the_lock_without_knowing_cannot_write(postgres
             assert await second.read(texts) == ["by the first", "by the second"]
 
 
+async def test_a_writer_that_hangs_is_cut_off_by_the_stand_by(postgres_url, monkeypatch):
+    monkeypatch.setattr("servicekit.writership.LEASE_S", 0.2)
+    monkeypatch.setattr("servicekit.writership._RENEW_S", 0.1)
+    superseded = threading.Event()
+    async with opened(postgres_url, on_superseded=superseded.set) as first:
+        going_on = threading.Event()
+        first._writership._renew = lambda _connection: going_on.wait(30)
+        async with opened(postgres_url, standby=True) as second:
+            await second.write(insert("by the second"))
+            going_on.set()
+            with pytest.raises(Unavailable, match="another process has taken over"):
+                await first.write(insert("too late"))
+            assert await asyncio.to_thread(superseded.wait, 30)
+
+
 async def test_a_writer_whose_lock_was_cut_off_takes_it_again(postgres_server, postgres_url, monkeypatch):
     monkeypatch.setattr("servicekit.writership.HANDOVER_S", 0.5)
     async with opened(postgres_url) as first:

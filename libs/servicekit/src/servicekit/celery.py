@@ -23,6 +23,16 @@ STOP = "trainyard.stop"
 FORGET = "trainyard.forget"
 
 
+# Without them a Redis that hangs would hold a sender for ever. A blocking pop lasts a second.
+_TRANSPORT = {
+    "visibility_timeout": 60,
+    "socket_timeout": 10,
+    "socket_connect_timeout": 5,
+    "socket_keepalive": True,
+    "health_check_interval": 10,
+}
+
+
 def start_queue(pool: str) -> str:
     """Where attempts to start wait for the launchers of a pool."""
     return f"pool.{pool}.start"
@@ -47,7 +57,8 @@ def celery_app(broker_url: str = f"{inprocess.SCHEME}://localhost/") -> Celery:
         worker_send_task_events=False,
         worker_enable_remote_control=False,
         broker_connection_retry_on_startup=True,
-        broker_transport_options={"visibility_timeout": 60},
+        broker_connection_max_retries=None,
+        broker_transport_options=_TRANSPORT,
         task_serializer="json",
         accept_content=["json"],
         enable_utc=True,

@@ -5,7 +5,8 @@ On SQLite the writer holds a lock on a file beside the database; the kernel lets
 On PostgreSQL it holds an advisory lock on a connection of its own, which the server lets go of when that connection
 ends, and a term: a number that grows whenever the lock is taken. Every transaction that writes first checks the term
 and holds it in place until it has ended. So a process that was cut off, lost the lock and does not know of it yet
-cannot write a word once another has taken over.
+cannot write a word once another has taken over. The holder says every other second that it is well; one that does not
+for LEASE_S, because it hangs or its machine does, is cut off by whoever waits.
 """
 
 from __future__ import annotations
@@ -30,14 +31,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HANDOVER_S = 10.0
+LEASE_S = 10.0
+"""How long a holder that says nothing keeps the right to write, when another process wants it."""
+HANDOVER_S = 15.0
 """How long a process that does not stand by waits for the one before it to be gone."""
+_RENEW_S = 2.0
 _RETRY_S = 0.5
 _LOCK = 0x747261696E  # "train": the same in every database, which has one writer
 _TABLE = """
 CREATE TABLE IF NOT EXISTS writership (
-    id integer PRIMARY KEY DEFAULT 1 CHECK (id = 1), service text NOT NULL, term bigint NOT NULL, holder text NOT NULL
+    id integer PRIMARY KEY DEFAULT 1 CHECK (id = 1), service text NOT NULL, term bigint NOT NULL, holder text NOT NULL,
+    renewed timestamptz NOT NULL DEFAULT now()
 )"""
+_CUT_OFF_SILENT = """
+SELECT pg_terminate_backend(pid) FROM pg_locks, writership
+WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND (classid::bigint << 32 | objid::bigint) = %s AND renewed < now() - make_interval(secs => %s)"""
+_RENEW = "UPDATE writership SET renewed = now() WHERE term = %s"
 
 
 class Writership(Protocol):
@@ -175,27 +185,43 @@ class PostgresWritership:
     def _wait_for_lock(self, connection: psycopg.Connection, holder: str) -> None:
         import psycopg
 
-        if not self._standby:
-            connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{HANDOVER_S * 1000:.0f}ms",))
-        try:
-            connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
-        except psycopg.errors.LockNotAvailable:
-            raise _taken(self._name, f"database {connection.info.dbname}", holder) from None
+        give_up = time.monotonic() + HANDOVER_S
+        connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{_RENEW_S * 1000:.0f}ms",))
+        while True:
+            try:
+                connection.execute("SELECT pg_advisory_lock(%s)", (_LOCK,))
+                return
+            except psycopg.errors.LockNotAvailable:
+                if not self._standby and time.monotonic() > give_up:
+                    raise _taken(self._name, f"database {connection.info.dbname}", holder) from None
+            connection.execute(_CUT_OFF_SILENT, (_LOCK, LEASE_S))
 
     def _next_term(self, connection: psycopg.Connection) -> int:
-        update = "UPDATE writership SET term = term + 1, holder = %s RETURNING term"
+        update = "UPDATE writership SET term = term + 1, holder = %s, renewed = now() RETURNING term"
         row = connection.execute(update, (_myself(),)).fetchone()
         assert row is not None
         return int(row[0])
 
     def _keep(self) -> None:
-        """Notices that the lock's connection ended, and takes the lock again unless somebody else did."""
+        """Says that it is well; takes the lock again when its connection ended, unless somebody else did."""
         while self._lock is not None:
-            ready, _, _ = select.select([self._lock.fileno(), self._closing.fileno()], [], [])
+            descriptors = [self._lock.fileno(), self._closing.fileno()]
+            ready, _, _ = select.select(descriptors, [], [], _RENEW_S)
             if self._closing.fileno() in ready:
                 return
-            self._lock.close()
-            self._lock = self._take_again()
+            if ready or not self._renew(self._lock):
+                self._lock.close()
+                self._lock = self._take_again()
+
+    def _renew(self, connection: psycopg.Connection) -> bool:
+        """Whether the connection is there."""
+        import psycopg
+
+        try:
+            connection.execute(_RENEW, (self._term,))
+        except psycopg.Error:
+            return False
+        return True
 
     def _take_again(self) -> psycopg.Connection | None:
         import psycopg
