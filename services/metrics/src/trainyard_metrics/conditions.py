@@ -59,7 +59,7 @@ class Dialect:
     def like(self, expression: Expression, pattern: str) -> Clause:
         """Whether a text matches; capital letters count."""
         if self._sqlite:  # its LIKE takes a and A for the same
-            return expression.op("GLOB")(_glob(pattern))
+            return expression.bool_op("GLOB")(_glob(pattern))
         return expression.like(pattern, escape="\\")
 
     def where(self, condition: Condition) -> Clause:
@@ -83,7 +83,7 @@ class Dialect:
         match field.group:
             case "metrics":
                 return _of_metric(field.name, _compare_number(column(ValueRow.value), operator, value))
-            case "params" if isinstance(value, float) and not math.isnan(value):
+            case "params" if isinstance(value, float) and not (math.isnan(value) and operator == "="):
                 return _of_param(field.name, _compare_number(column(ParamRow.number), operator, value))
             case "params":
                 return _of_param(field.name, compare(self.text(column(ParamRow.text)), _param_text(value)))
