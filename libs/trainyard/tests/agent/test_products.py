@@ -5,6 +5,8 @@ import json
 import subprocess
 
 import pytest
+from blake3 import blake3
+from trainyard.agent import courtesy
 from trainyard.artifacts import download, upload
 from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
 
@@ -159,6 +161,26 @@ async def test_inputs_are_in_place_before_the_workers_start(attempt, yard, tmp_p
     assert run.output() == "some data\n"
 
 
+async def test_what_a_job_is_given_is_known_as_used_by_it(attempt, yard, tmp_path):
+    data = await store(yard, folder_with(tmp_path / "data", words__txt="some data\n"), "words", kind="data")
+    code = await store(yard, folder_with(tmp_path / "code", train__sh="cp data/words.txt made"), "code")
+    run = attempt(
+        ["sh", "train.sh"],
+        code_artifact="code",
+        inputs=[{"artifact": "words", "path": "data"}],
+        outputs=[{"path": "made", "artifact": "made"}],
+    )
+    await run.run()
+    async with yard.artifacts_stub() as stub:
+        request = artifacts_pb2.GetLineageRequest(workspace="default", job_id=run.job_id)
+        of_job = await stub.GetLineage(request)
+        of_data = await stub.GetLineage(artifacts_pb2.GetLineageRequest(workspace="default", reference="words"))
+    assert {version.id for version in of_job.made_from} == {data.id, code.id}
+    assert [version.name for version in of_job.made] == ["made"]
+    assert [version.name for version in of_data.made] == ["made"]
+    assert [use.job_id for use in of_data.used_by] == [run.job_id]
+
+
 async def test_an_input_that_is_not_there_is_a_reason_of_its_own(attempt):
     exit = await attempt(["true"], inputs=[{"artifact": "nothing", "path": "data"}]).run()
     assert exit.reason == "InputUnavailable"
@@ -193,6 +215,19 @@ async def test_checkpoints_are_stored_with_step_cut_and_newest_values(attempt, y
     assert 8 in found
     assert list(found[8].cut.values()) == [9]
     assert found[8].metrics["loss"] == pytest.approx(1 / 9)
+
+
+async def test_storing_a_checkpoint_leaves_the_processor_to_the_workers(attempt):
+    code = (
+        "import os, pathlib, time\n"
+        "draft = pathlib.Path('draft'); draft.write_text('1'); draft.rename('checkpoints/step-1.txt')\n"
+        "def agent(): return os.getpriority(os.PRIO_PROCESS, os.getppid())\n"
+        "while agent() == 0: time.sleep(0.01)\n"
+        "print(agent(), os.getpriority(os.PRIO_PROCESS, 0))"
+    )
+    run = attempt(["python-code", code], checkpoints=CHECKPOINTS)
+    assert (await run.run()).acknowledged
+    assert run.output() == f"{courtesy.NICENESS} 0\n"
 
 
 async def test_the_next_attempt_resumes_and_the_series_has_no_gap_and_no_doubled_step(attempt, yard):
@@ -275,10 +310,13 @@ async def test_requirements_that_cannot_be_installed_fail_with_uvs_own_words(att
 
 
 def damage(home, content):
-    """Changes a stored chunk on disk."""
-    [chunk] = [path for path in (home / "chunks").rglob("*") if path.is_file() and path.read_bytes() == content]
-    chunk.chmod(0o600)
-    chunk.write_bytes(b"?")
+    """Changes a stored chunk on disk: the only one of its pack, behind the pack's header."""
+    hash = blake3(content).digest()
+    [pack] = [path for path in (home / "packs").rglob("*") if path.is_file() and hash in path.read_bytes()]
+    pack.chmod(0o600)
+    with pack.open("r+b") as file:
+        file.seek(8)
+        file.write(b"?")
 
 
 def wait_for_text(path, text):

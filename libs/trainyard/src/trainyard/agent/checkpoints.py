@@ -9,6 +9,7 @@ from pathlib import Path
 
 from trainyard_protos.v1 import artifacts_pb2
 
+from trainyard.agent import courtesy
 from trainyard.agent.candidates import Candidate, Candidates
 from trainyard.agent.formats import changed_ns, is_sharded
 from trainyard.agent.plan import Checkpoints, Plan
@@ -116,6 +117,7 @@ class CheckpointSync:
         from trainyard.artifacts import ArtifactError
 
         name = candidate.path.name
+        courtesy.yield_to_workers()
         try:
             await self._store.call(lambda stub: self._send(stub, candidate, info))
         except FileNotFoundError:
