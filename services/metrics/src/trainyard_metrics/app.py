@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from trainyard_protos.v1.metrics_pb2_grpc import add_MetricsServiceServicer_to_s
 
 from trainyard_metrics.bells import Bells
 from trainyard_metrics.counters import Counters
+from trainyard_metrics.exporter import RunsCollector, watch_disk
 from trainyard_metrics.reading import Reader
 from trainyard_metrics.remaking import Remaker
 from trainyard_metrics.removal import Removal
@@ -51,6 +51,8 @@ class Metrics:
         self._logs = RunLogs(home / "runs", settings, Counters(self.registry), self._stored)
         self._reader = Reader(self._logs, settings.query_threads)
         self._summaries = Summaries(self._store, settings, Remaker(self._store, self._reader))
+        self.registry.register(RunsCollector(self._summaries, settings))
+        watch_disk(self.registry, home)
         removal = Removal(self._store, self._logs, self._summaries)
         self._servicer = MetricsServicer(
             self._store, self._logs, self._reader, self._summaries, removal, self._bells, settings
@@ -63,7 +65,7 @@ class Metrics:
     async def start(self) -> None:
         """Opens the database; finishes removals and summaries that a crash cut short."""
         await self._store.open()
-        await asyncio.to_thread(self._logs.clean)
+        await self._logs.start()
         await self._summaries.start()
 
     async def stop(self) -> None:

@@ -58,3 +58,7 @@ class Settings(BaseModel):
     """After this long without a record a run's summary is final: a crash does not make it anew."""
     summary_kept_s: float = Field(900.0, gt=0)
     """How long the summary of a run that nobody writes any more stays in memory."""
+    exported_s: float = Field(600.0, ge=0)
+    """Prometheus is shown runs that changed within this time."""
+    max_exported_series: int = Field(10_000, ge=0)
+    """Series that Prometheus is shown, of the runs that changed last; `trainyard_run_series_left_out` counts the rest."""
