@@ -8,11 +8,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import settings_page
 from trainyard.cli import reference as commands
 from trainyard.spec import reference, schema
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": commands.page,
+    "settings.md": settings_page.page,
     "spec.md": reference.page,
     "trainingjob.schema.json": lambda: json.dumps(schema.json_schema(), indent=2, ensure_ascii=False) + "\n",
 }

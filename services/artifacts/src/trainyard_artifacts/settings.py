@@ -57,8 +57,10 @@ class Settings(ServiceSettings):
     s3_endpoint: str = ""
     """Address of an S3 server other than Amazon's."""
     s3_region: str = ""
+    """Region of the bucket, where the server has regions."""
     s3_access_key_id: SecretStr = SecretStr("")
     """Without keys, those of the environment (AWS_ACCESS_KEY_ID, ...) or of the machine are used."""
     s3_secret_access_key: SecretStr = SecretStr("")
+    """Belongs to the key's id; never logged."""
     s3_timeout_s: float = Field(30.0, gt=0)
     """How long one request may take, and how long failed ones are tried again."""

@@ -13,6 +13,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     pool: str = "local"
+    """Name of the pool of machines that this launcher announces."""
     heartbeat_s: float = Field(default=5, gt=0)
     """How often agents say that they are well."""
     silence_s: float = Field(default=300, gt=0)
@@ -29,44 +30,55 @@ class Settings(BaseModel):
     """Beyond grace period and finalizing, before an attempt that was asked to stop is killed."""
 
     ring_lines: int = Field(default=20_000, gt=0)
+    """Recent lines of output kept in memory for followers, per attempt."""
     ring_bytes: int = Field(default=8 * 1024 * 1024, gt=0)
-    """Recent output kept in memory for followers, per attempt."""
+    """Bytes of recent output kept in memory for followers, per attempt."""
     recent_attempts: int = Field(default=32, ge=0)
     """Ended attempts whose recent output is kept for followers that come late."""
     max_followers: int = Field(default=1000, gt=0)
+    """Readers that follow live output at once."""
     max_notes: int = Field(default=100, gt=0)
     """Unsent notes kept per attempt while the scheduler does not answer."""
 
     start_concurrency: int = Field(default=32, gt=0)
+    """Attempts that are started at once."""
     stop_concurrency: int = Field(default=4, gt=0)
+    """Attempts that are stopped at once."""
     task_timeout_s: float = Field(default=45, gt=0)
     """How long one Celery task may take; less than the broker's visibility timeout."""
     call_timeout_s: float = Field(default=10, gt=0)
     """Deadline of a call to the scheduler."""
     stacks_timeout_s: float = Field(default=20, gt=0)
+    """How long the stacks of all ranks may take."""
 
     lease_s: float = Field(default=30, gt=0)
+    """How long the pool's registration holds; a pool that is not heard of for so long takes no new work."""
     renew_s: float = Field(default=10, gt=0)
-    """The pool's registration, and how often it is renewed."""
+    """How often it is renewed."""
     reconcile_s: float = Field(default=30, gt=0)
     """How often the launcher's view is compared with the scheduler's."""
 
     capacity_cpu: float | None = Field(default=None, gt=0)
+    """Cores that this machine offers to jobs; none: those it has."""
     capacity_memory: int | None = Field(default=None, gt=0)
+    """Bytes of memory that it offers; none: what it has."""
     capacity_gpu: int | None = Field(default=None, ge=0)
-    """What this machine offers, in cores, bytes and devices; absent: what it has."""
+    """GPUs that it offers; none: those it has."""
     machine: str = Field(default_factory=socket.gethostname)
+    """Its name; default: the host's."""
 
     enforce_limits: bool = True
     """CPU and memory limits through cgroups, where they are writable."""
     agent_cpu: float = Field(default=0.5, ge=0)
+    """The agent's own share of a node's limit, in cores."""
     agent_memory: int = Field(default=256 * 1024 * 1024, ge=0)
-    """The agent's own share of a node's limits, in cores and bytes."""
+    """The agent's own share of a node's limit, in bytes."""
     sweep_timeout_s: float = Field(default=10, gt=0)
     """How long a process may take to die of SIGKILL before that is reported."""
 
     tied_to_pid: int = 0
+    """Of a yard for one command, its process: agents end when it does. 0: they go on."""
     tied_to_start_time: int = 0
-    """A yard for one command: agents end when this process does."""
+    """When that process was started, in clock ticks since boot."""
     ca_file: str = ""
     """Root certificate agents check the yard's endpoint against; empty: plaintext on loopback."""

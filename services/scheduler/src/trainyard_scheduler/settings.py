@@ -19,6 +19,7 @@ class Settings(BaseModel):
     admission_batch: int = Field(default=500, gt=0)
     """Most jobs admitted in one transaction."""
     max_document_bytes: int = Field(default=1024 * 1024, gt=0)
+    """Size of a job's document."""
     max_batch: int = Field(default=1000, gt=0)
     """Most requests of one SubmitBatch."""
     submit_chunk: int = Field(default=250, gt=0)
