@@ -5,12 +5,13 @@ Hashes go to the database in blocks, a statement for each, so that a manifest of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import case, delete, func, select, update
+from sqlalchemy import Executable, case, delete, func, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import CursorResult
 from sqlmodel import Session, col
@@ -104,15 +105,8 @@ def mark_damaged(session: Session, workspace: str, hash: bytes, pack: str) -> No
 def add_pack(session: Session, row: PackRow, entries: Sequence[Entry], now_ns: int) -> None:
     """Takes a durable pack into the index. A chunk that is known already stays where it is, unless it is damaged."""
     session.add(row)
-    table = ChunkRow.__table__  # type: ignore[attr-defined]
-    insert = (sqlite if session.connection().dialect.name == "sqlite" else postgresql).insert(table)
-    new = insert.excluded
-    moved = {name: case((table.c.damaged, new[name]), else_=table.c[name]) for name in ("pack", "offset", "size")}
-    statement = insert.on_conflict_do_update(
-        index_elements=["workspace", "hash"], set_={**moved, "damaged": False, "touched_ns": new.touched_ns}
-    )
     session.execute(
-        statement,
+        _insertion(session.connection().dialect.name),
         [
             {
                 "workspace": row.workspace,
@@ -127,6 +121,18 @@ def add_pack(session: Session, row: PackRow, entries: Sequence[Entry], now_ns: i
             for entry in entries
         ],
     )
+
+
+@functools.cache
+def _insertion(dialect: str) -> Executable:
+    table = ChunkRow.__table__  # type: ignore[attr-defined]
+    insert = (sqlite if dialect == "sqlite" else postgresql).insert(table)
+    new = insert.excluded
+    moved = {name: case((table.c.damaged, new[name]), else_=table.c[name]) for name in ("pack", "offset", "size")}
+    statement: Executable = insert.on_conflict_do_update(
+        index_elements=["workspace", "hash"], set_={**moved, "damaged": False, "touched_ns": new.touched_ns}
+    )
+    return statement
 
 
 def move(session: Session, row: PackRow, moved: Sequence[tuple[str, Entry]]) -> None:
