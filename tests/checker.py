@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -84,13 +84,14 @@ class Api:
 
     def stored(self, job_id: str, output: str = "") -> Stored:
         """Everything about a job. `output`: the name of the artifact it makes at its end."""
-        return Stored(
-            hidden=list(self._series(job_id, hidden=True)),
-            stitched=list(self._series(job_id, hidden=False)),
-            lines=self._lines(job_id),
-            checkpoints=list(self._checkpoints(job_id)),
-            outputs=self.single_file(output) if output else None,
-        )
+        checkpoints = self.checkpoints(job_id)
+        outputs = self.single_file(output) if output else None
+        return replace(self.records(job_id), checkpoints=checkpoints, outputs=outputs)
+
+    def records(self, job_id: str) -> Stored:
+        """Points and lines of a job."""
+        hidden, stitched = (list(self._series(job_id, hidden=hidden)) for hidden in (True, False))
+        return Stored(hidden, stitched, self.lines(job_id))
 
     def count(self, job_id: str, name: str) -> int:
         """Points that are stored of a series, of all ranks together, without those that a rewind hid."""
@@ -108,7 +109,8 @@ class Api:
                 values = np.array(series.value, dtype="<f8").view("<u8")
                 yield StoredSeries(series.name, series.rank, tuple(series.attempt), tuple(series.step), values)
 
-    def _lines(self, job_id: str) -> dict[tuple[int, int], list[str]]:
+    def lines(self, job_id: str) -> dict[tuple[int, int], list[str]]:
+        """Lines of a job's evidence by attempt and rank."""
         found: dict[tuple[int, int], list[str]] = {}
         request = metrics_pb2.ReadLogsRequest(workspace="default", job_id=job_id)
         for page in self.metrics.ReadLogs(request, **self.with_deadline):
@@ -117,12 +119,13 @@ class Api:
                     found.setdefault((stored.attempt, stored.line.rank), []).append(stored.line.text)
         return found
 
-    def _checkpoints(self, job_id: str) -> Iterator[tuple[int, bytes]]:
+    def checkpoints(self, job_id: str) -> list[tuple[int, bytes]]:
+        """Step and bytes of every checkpoint of a job."""
         request = artifacts_pb2.ListVersionsRequest(
             workspace="default", kind="checkpoint", job_id=job_id, page_size=500
         )
-        for version in self.artifacts.ListVersions(request, **self.with_deadline).versions:
-            yield version.checkpoint.step, self.single_file(version.id)
+        versions = self.artifacts.ListVersions(request, **self.with_deadline).versions
+        return [(version.checkpoint.step, self.single_file(version.id)) for version in versions]
 
     def single_file(self, reference: str) -> bytes:
         """The bytes of a version that holds one file."""
