@@ -14,133 +14,15 @@ from trainyard_metrics.counters import Counters
 from trainyard_metrics.domain.lines import LineFilter
 from trainyard_metrics.runlogs import RunLogs
 from trainyard_metrics.settings import Settings
-from trainyard_metrics.storage import compaction, manifest
+from trainyard_metrics.storage import manifest
 from trainyard_metrics.storage.files import Damaged
 from trainyard_metrics.storage.folder import RunFolder
-from trainyard_protos.v1 import metrics_pb2 as pb
 
-from services.metrics.tests.metrics_kit import block, lines, run_id
-
-NAN = np.array([0x7FF8000000000123, 0xFFF8000000000001], "<u8").view("<f8")
-values = st.one_of(st.floats(), st.sampled_from(NAN.tolist()))
-shapes = st.lists(st.sampled_from(["a", "b", "c", "ä"]), unique=True, max_size=4)
+from services.metrics.tests.metrics_kit import run_id
+from services.metrics.tests.storage_kit import Player, actions, everything, filled, rows
 
 
-def rows(writer, rank, first, picks, number):
-    """Rows that log the given names in turn; every value is its own."""
-    by_shape = {}
-    for row, names in enumerate(picks):
-        by_shape.setdefault(tuple(names), []).append(row)
-    blocks = []
-    for names, chosen in by_shape.items():
-        count = len(chosen)
-        made = block({name: number(count) for name in names} or {"": [0] * count}, row=chosen)
-        if not names:
-            made.names.pop()
-            made.value = b""
-        blocks.append(made)
-    return pb.AppendRequest(
-        run_id=run_id(1), writer_id=writer, first_seq=first, rows=pb.Rows(rank=rank, count=len(picks), blocks=blocks)
-    )
-
-
-writers = st.sampled_from([("w0", 0), ("w1", 1), ("agent", -1)])
-row_batches = st.tuples(writers, st.lists(shapes, min_size=1, max_size=6))
-line_batches = st.tuples(
-    st.sampled_from(["node-0", "node-1"]),
-    st.lists(st.tuples(st.integers(0, 20), st.integers(-1, 2), st.text(max_size=5)), min_size=1, max_size=5),
-)
-actions = st.lists(
-    st.one_of(row_batches, line_batches, st.sampled_from(["roll", "compact", "reopen"])), min_size=1, max_size=30
-)
-
-
-class Player:
-    """Appends to a run as the ingestor does, and to a second one that is never compacted."""
-
-    def __init__(self, root):
-        self.folders = [RunFolder(root / name / run_id(1)) for name in ("compacted", "plain")]
-        self.states = [folder.open() for folder in self.folders]
-        self.next = {}
-        self.value = 0
-
-    def play(self, action):
-        if isinstance(action, str):
-            getattr(self, action)()
-            return
-        (writer, rank), picks = action if isinstance(action[0], tuple) else ((action[0], 0), None)
-        first = self.next.get(writer, 0)
-        request = (
-            self.lines(writer, first, action[1]) if picks is None else rows(writer, rank, first, picks, self.count)
-        )
-        self.next[writer] = first + len(action[1])
-        for folder, state in zip(self.folders, self.states, strict=True):
-            offset, size = folder.append([request])
-            state.segments[-1].size = size
-            state.add(state.segments[-1], offset, [request])
-
-    def count(self, size):
-        self.value += size
-        return np.arange(self.value - size, self.value, dtype=float)
-
-    def lines(self, writer, first, made):
-        request = lines([], first=first, writer=writer)
-        time = self.states[0].line_times.get(writer, 0)
-        for index, (later, rank, text) in enumerate(made):
-            time += later
-            request.lines.lines.add(seq=first + index, time_ns=time, rank=rank, text=text, stream="output", node=1)
-        return request
-
-    def roll(self):
-        state = self.states[0]
-        if not state.segments[-1].frames:
-            return
-        state.segments.append(self.folders[0].roll(state.segments[-1].number + 1))
-
-    def compact(self):
-        folder, state = self.folders[0], self.states[0]
-        self.roll()
-        while len(state.segments) > 1:
-            made = compaction.compact(folder.path, state.segments[0].number)
-            self.switch(state.compacted(state.segments[0], made), made)
-        for kind in ("points", "lines"):
-            files = state.manifest.of_kind(kind)
-            if len(files) > 2:
-                made = compaction.merge(folder.path, files)
-                self.switch(state.manifest.exchange({file.name for file in files}, tuple(made.files)), made)
-
-    def switch(self, new, made):
-        self.folders[0].switch(new, made)
-        self.states[0].switched(new)
-
-    def reopen(self):
-        self.folders[0].close()
-        self.states[0] = self.folders[0].open()
-
-    def close(self):
-        for folder in self.folders:
-            folder.close()
-
-
-def everything(points):
-    """Points as a set of facts: their order over series is not given."""
-    return sorted(
-        (
-            points.names[name],
-            int(rank),
-            points.writers[writer],
-            int(row),
-            int(step),
-            int(time_ns),
-            np.float64(value).tobytes(),
-        )
-        for name, rank, writer, row, step, time_ns, value in zip(
-            points.name, points.rank, points.writer, points.row, points.step, points.time_ns, points.value, strict=True
-        )
-    )
-
-
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(script=actions, wanted=st.sets(st.sampled_from(["a", "b", "c", "ä", "x"])), after=st.integers(0, 12))
 def test_a_compacted_run_answers_as_one_that_is_not(tmp_path_factory, script, wanted, after):
     player = Player(tmp_path_factory.mktemp("runs"))
@@ -161,7 +43,7 @@ def test_a_compacted_run_answers_as_one_that_is_not(tmp_path_factory, script, wa
     player.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(script=actions)
 def test_rows_of_a_series_and_writer_come_in_order(tmp_path_factory, script):
     player = Player(tmp_path_factory.mktemp("runs"))
@@ -174,16 +56,6 @@ def test_rows_of_a_series_and_writer_come_in_order(tmp_path_factory, script):
         assert row > seen.get((name, writer), -1)
         seen[name, writer] = row
     player.close()
-
-
-def filled(root, segments=3):
-    player = Player(root)
-    for _ in range(segments):
-        player.play((("w0", 0), [["a", "b"]] * 50))
-        player.play((("w1", 1), [["a"], ["c"]] * 10))
-        player.play(("node-0", [(1, 0, "hello"), (2, 1, "world")]))
-        player.roll()
-    return player
 
 
 def test_a_snapshot_reads_on_while_its_files_are_replaced(tmp_path):
@@ -253,12 +125,8 @@ def test_a_crash_at_any_step_of_a_switch_leaves_every_record_once(tmp_path, monk
         return call
 
     with monkeypatch.context() as patch:
-        for name in ("os.fsync", "os.pwrite", "Path.replace"):
-            target = f"trainyard_metrics.storage.files.{name}"
-            module, attribute = (
-                (__import__("os"), name[3:]) if name.startswith("os") else (type(tmp_path).__mro__[1], "replace")
-            )
-            patch.setattr(module, attribute, counted(getattr(module, attribute)))
+        for module, name in ((os, "fsync"), (os, "pwrite"), (Path, "replace")):
+            patch.setattr(module, name, counted(getattr(module, name)))
         with contextlib.suppress(Crash):
             player.compact()
     player.reopen()
@@ -268,7 +136,7 @@ def test_a_crash_at_any_step_of_a_switch_leaves_every_record_once(tmp_path, monk
     player.close()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_bit_flipped_anywhere_in_any_file_is_found(tmp_path_factory, data):
     player = filled(tmp_path_factory.mktemp("runs"))

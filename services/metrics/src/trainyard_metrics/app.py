@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,18 +10,23 @@ import grpc
 from prometheus_client import CollectorRegistry
 from servicekit.store import Store
 from trainyard_protos.v1 import metrics_pb2 as pb
+from trainyard_protos.v1.admin_pb2_grpc import add_MetricsAdminServiceServicer_to_server
 from trainyard_protos.v1.metrics_pb2_grpc import add_MetricsServiceServicer_to_server
 
+from trainyard_metrics.admin import MetricsAdminServicer
+from trainyard_metrics.backups import Backups
 from trainyard_metrics.bells import Bells
 from trainyard_metrics.counters import Counters
 from trainyard_metrics.exporter import RunsCollector, watch_disk
 from trainyard_metrics.reading import Reader
 from trainyard_metrics.remaking import Remaker
 from trainyard_metrics.removal import Removal
+from trainyard_metrics.retention import Retention
 from trainyard_metrics.runlogs import RunLogs
 from trainyard_metrics.servicer import MetricsServicer
 from trainyard_metrics.settings import Settings
 from trainyard_metrics.summaries import Summaries
+from trainyard_metrics.upkeep import Upkeep
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -47,6 +53,7 @@ class Metrics:
         self.registry = registry or CollectorRegistry()
         settings = settings or Settings()
         self._bells = Bells()
+        self._keeper: asyncio.Task[None] | None = None
         self._store = Store(database_url, migrations=MIGRATIONS, name=self.name)
         self._logs = RunLogs(home / "runs", settings, Counters(self.registry), self._stored)
         self._reader = Reader(self._logs, settings.query_threads)
@@ -54,22 +61,31 @@ class Metrics:
         self.registry.register(RunsCollector(self._summaries, settings))
         watch_disk(self.registry, home)
         removal = Removal(self._store, self._logs, self._summaries)
+        upkeep = Upkeep(self._logs, settings)
+        self._retention = Retention(self._store, removal, upkeep, settings)
         self._servicer = MetricsServicer(
             self._store, self._logs, self._reader, self._summaries, removal, self._bells, settings
         )
+        backups = Backups(self._store, upkeep, self._summaries, home)
+        self._admin = MetricsAdminServicer(self._store, upkeep, self._retention, backups, self._summaries, home)
 
     def register(self, server: grpc.aio.Server) -> None:
-        """Adds `MetricsService` to a server that was not started yet."""
+        """Adds `MetricsService` and `MetricsAdminService` to a server that was not started yet."""
         add_MetricsServiceServicer_to_server(self._servicer, server)
+        add_MetricsAdminServiceServicer_to_server(self._admin, server)
 
     async def start(self) -> None:
         """Opens the database; finishes removals and summaries that a crash cut short."""
         await self._store.open()
         await self._logs.start()
         await self._summaries.start()
+        self._keeper = asyncio.create_task(self._retention.keep(), name="retention of runs")
 
     async def stop(self) -> None:
         """Stores what is staged, closes files and database."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
         await self._summaries.cease()
         await self._logs.close()
         await self._summaries.finish()

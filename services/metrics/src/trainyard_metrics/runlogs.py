@@ -8,7 +8,7 @@ import shutil
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from trainyard_metrics.runlog import OnStored, RunLog
 from trainyard_metrics.settings import Settings
 from trainyard_metrics.storage.files import Damaged
 from trainyard_metrics.storage.folder import RunFolder, State
+from trainyard_metrics.storage.repair import Repaired, repair
+from trainyard_metrics.storage.usage import journal_bytes, run_ids
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ class RunLogs:
     def __init__(
         self, root: Path, settings: Settings, counters: Counters, on_stored: OnStored, threads: int = 4
     ) -> None:
-        self._root = root
+        self.root = root
         self._settings = settings
         self._counters = counters
         self._on_stored = on_stored
@@ -85,6 +87,33 @@ class RunLogs:
         self.compactions.forget(run_id)
         await asyncio.get_running_loop().run_in_executor(self.executor, self._remove, run_id)
 
+    async def repair(self, run_id: str) -> list[Repaired]:
+        """Saves what can be saved of a run that is damaged. Who uses it is sent away, who comes meanwhile waits.
+
+        Raises:
+            OSError: the disk is full, or failed; it can be done again.
+        """
+        done: list[Repaired] = []
+        opening = asyncio.create_task(self._open_repaired(run_id, self._entries.pop(run_id, None), done))
+        entry = self._entries[run_id] = _Entry(opening, users=1)
+        try:
+            await asyncio.shield(opening)
+        finally:
+            entry.users -= 1
+            if opening.done() and opening.exception() is not None and self._entries.get(run_id) is entry:
+                del self._entries[run_id]
+        return done
+
+    async def _open_repaired(self, run_id: str, before: _Entry | None, done: list[Repaired]) -> RunLog:
+        async with AsyncExitStack() as stack:
+            if before is not None:
+                with suppress(Damaged, OSError):
+                    # A compaction would sweep away what repair makes.
+                    await stack.enter_async_context((await before.opening).compacting)
+                    await self._close(before, _stopping())
+            done += await asyncio.get_running_loop().run_in_executor(self.executor, repair, self.root / run_id)
+        return await self._open(run_id)
+
     async def close(self) -> None:
         """Writes what is staged, closes everything."""
         await self.compactions.close()
@@ -93,10 +122,16 @@ class RunLogs:
         await asyncio.gather(*(self._close(entry, _stopping()) for entry in entries), return_exceptions=True)
         await asyncio.to_thread(self.executor.shutdown)
 
-    def clean(self) -> None:
-        """Finishes removals that a crash cut short."""
-        for trash in self._root.glob(f"{_TRASH}*"):
+    async def start(self) -> None:
+        """Finishes removals that a crash cut short; looks for runs that are still to be compacted."""
+        for run_id in await asyncio.to_thread(self._clean):
+            self.compactions.written(run_id)
+
+    def _clean(self) -> list[str]:
+        for trash in self.root.glob(f"{_TRASH}*"):
             shutil.rmtree(trash)
+        found = ((run_id, *journal_bytes(self.root / run_id)) for run_id in run_ids(self.root))
+        return [run_id for run_id, files, size in found if files > 1 or size >= self._settings.min_compacted_bytes]
 
     def lost(self, run_id: str, damage: Damaged) -> DataLoss:
         """The error for a damaged file; counts and logs it."""
@@ -105,7 +140,7 @@ class RunLogs:
         return DataLoss(
             f"the records of run {run_id} are damaged at byte {damage.offset} of {damage.path.name}",
             reason="RecordsDamaged",
-            hint=f"restore {damage.path.parent.name}/{damage.path.name} from a backup",
+            hint="restore it from a backup, or run `yard admin verify --repair` to save what is left of it",
             fields={"run_id": run_id, "offset": str(damage.offset)},
         )
 
@@ -129,7 +164,7 @@ class RunLogs:
         self.compactions.written(run_id)
 
     def _recover(self, run_id: str) -> tuple[RunFolder, State]:
-        folder = RunFolder(self._root / run_id)
+        folder = RunFolder(self.root / run_id)
         state = folder.open()
         if state.torn:
             self._counters.torn.inc()
@@ -137,8 +172,8 @@ class RunLogs:
         return folder, state
 
     def _remove(self, run_id: str) -> None:
-        folder = self._root / run_id
-        trash = self._root / f"{_TRASH}{run_id}"
+        folder = self.root / run_id
+        trash = self.root / f"{_TRASH}{run_id}"
         if folder.exists():
             folder.replace(trash)
         shutil.rmtree(trash, ignore_errors=True)

@@ -139,10 +139,12 @@ def read_points(
     names: Sequence[str] | None = None,
     ranks: frozenset[int] | None = None,
     after: Mapping[str, int] | None = None,
+    groups: Sequence[int] | None = None,
 ) -> Iterator[Columns]:
     """Points of a file in its order, at most a row group at a time.
 
     Args:
+        groups: of these row groups; None: of all.
         names: of these, sorted; None: of all.
         ranks: of these; None: of all.
         after: the first row wanted of each writer; 0 for those it lacks.
@@ -154,7 +156,7 @@ def read_points(
     if after and all(last < after.get(writer, 0) for writer, (_, last) in file.writers.items()):
         return
     with _Reader(path, file) as reader:
-        for group in reader.groups:
+        for group in reader.groups if groups is None else groups:
             if names is not None and not _any_within(names, *reader.range(group, "name")):
                 continue
             found = _chosen(_points(reader.read(group)), names, ranks, after)
@@ -195,18 +197,31 @@ def _chosen(
     return points if kept.all() else points.take(kept)
 
 
-def read_lines(path: Path, file: ColumnFile, wanted: LineFilter, *, backwards: bool = False) -> Iterator[Line]:
+def read_lines(
+    path: Path,
+    file: ColumnFile,
+    wanted: LineFilter | None = None,
+    *,
+    backwards: bool = False,
+    groups: Sequence[int] | None = None,
+) -> Iterator[Line]:
     """Lines of a file by time, writer and number; the other way round when `backwards`.
+
+    Args:
+        wanted: None: all.
+        groups: of these row groups; None: of all.
 
     Raises:
         Damaged
         FileNotFoundError: the run was removed meanwhile.
     """
-    accepts = matcher(wanted)
+    chosen = wanted or LineFilter()
+    accepts = matcher(chosen)
     with _Reader(path, file) as reader:
-        for group in reversed(reader.groups) if backwards else reader.groups:
-            if reader.range(group, "time_ns")[1] >= wanted.from_time_ns:
-                lines = _lines(reader.read(group), wanted, accepts)
+        numbers = reader.groups if groups is None else groups
+        for group in reversed(numbers) if backwards else numbers:
+            if reader.range(group, "time_ns")[1] >= chosen.from_time_ns:
+                lines = _lines(reader.read(group), chosen, accepts)
                 yield from reversed(lines) if backwards else lines
 
 

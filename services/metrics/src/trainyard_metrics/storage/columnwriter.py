@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +64,16 @@ class ColumnWriter:
     def __init__(self, path: Path, name: str, kind: str, first: int, last: int, level: int) -> None:
         self.written: ColumnFile | None = None
         self._path = path
-        self._identity = (name, kind, first, last, level)
+        self._name = name
         self._schema = _POINTS if kind == "points" else _LINES
-        self._rows: list[int] = []
+        self._rows = 0
         self._writers: dict[str, tuple[int, int]] = {}
-        metadata = {"trainyard.format": "1", "trainyard.kind": kind, "trainyard.segments": f"{first}-{last}"}
+        metadata = {
+            "trainyard.format": "1",
+            "trainyard.kind": kind,
+            "trainyard.segments": f"{first}-{last}",
+            "trainyard.level": str(level),
+        }
         self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b")
         self._parquet = pq.ParquetWriter(
             self._file,
@@ -88,7 +95,7 @@ class ColumnWriter:
             if kind is None and self._rows:
                 self._file.flush()
                 os.fsync(self._file.fileno())
-                self.written = self._describe()
+                self.written = replace(describe(self._path, self._writers), name=self._name)
         finally:
             self._file.close()
         if self.written is None:
@@ -127,37 +134,55 @@ class ColumnWriter:
 
     def _write(self, arrays: list[pa.Array], rows: int) -> None:
         self._parquet.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=rows)
-        self._rows.append(rows)
+        self._rows += rows
 
     def _note(self, writer: str, first: int, last: int) -> None:
         before = self._writers.get(writer, (first, last))
         self._writers[writer] = (min(before[0], first), max(before[1], last))
 
-    def _describe(self) -> ColumnFile:
-        name, kind, first, last, level = self._identity
-        size = os.fstat(self._file.fileno()).st_size
-        metadata = pq.read_metadata(self._path)
+
+def describe(path: Path, writers: dict[str, tuple[int, int]]) -> ColumnFile:
+    """What the manifest says of a file.
+
+    Raises:
+        pyarrow.ArrowException: it is not a column file.
+    """
+    with path.open("rb") as file:
+        metadata = pq.read_metadata(file)
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-        ends = [_begin(groups[0]), *(_begin(group) + _length(group) for group in groups)]
-        if ends[0] != len(MAGIC) or any(_begin(group) != end for group, end in zip(groups, ends, strict=False)):
-            raise ValueError(f"{self._path}: row groups do not follow each other")
+        ends = [len(MAGIC), *(_begin(group) + _length(group) for group in groups)]
+        if any(_begin(group) != end for group, end in zip(groups, ends, strict=False)):
+            raise ValueError(f"{path}: row groups do not follow each other")
+        facts = metadata.metadata
+        first, last = map(int, facts[b"trainyard.segments"].split(b"-"))
+        size = os.fstat(file.fileno()).st_size
         return ColumnFile(
-            name=name,
-            kind=kind,
+            name=path.name,
+            kind=facts[b"trainyard.kind"].decode(),
             first=first,
             last=last,
-            level=level,
+            level=int(facts[b"trainyard.level"]),
             size=size,
             groups=tuple(
-                self._part(start, end, rows) for start, end, rows in zip(ends[:-1], ends[1:], self._rows, strict=True)
+                _part(file.fileno(), start, end, group.num_rows)
+                for (start, end), group in zip(pairwise(ends), groups, strict=True)
             ),
-            footer=self._part(ends[-1], size, 0),
-            writers=self._writers,
+            footer=_part(file.fileno(), ends[-1], size, 0),
+            writers=writers,
         )
 
-    def _part(self, start: int, end: int, rows: int) -> RowGroup:
-        content = os.pread(self._file.fileno(), end - start, start)
-        return RowGroup(start, end - start, zlib.crc32(content), rows)
+
+def _part(descriptor: int, start: int, end: int, rows: int) -> RowGroup:
+    return RowGroup(start, end - start, zlib.crc32(os.pread(descriptor, end - start, start)), rows)
+
+
+def writers_of(path: Path) -> dict[str, tuple[int, int]]:
+    """The first and last record number of each writer in a column file."""
+    number = "row" if "row" in pq.read_schema(path).names else "seq"
+    found = pq.read_table(path, columns=["writer", number]).group_by("writer").aggregate([(number, "min_max")])
+    return {
+        row["writer"]: (row[f"{number}_min_max"]["min"], row[f"{number}_min_max"]["max"]) for row in found.to_pylist()
+    }
 
 
 def _strings(indexes: Any, values: tuple[str, ...]) -> pa.Array:

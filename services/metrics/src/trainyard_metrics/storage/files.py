@@ -12,7 +12,7 @@ TEMPORARY = ".tmp"
 DAMAGED = "damaged-"
 
 _SEGMENT = re.compile(r"journal-(\d{8})\.log")
-_COLUMNS = re.compile(r"(points|lines)-(\d{8})-(\d{8})\.parquet")
+_COLUMNS = re.compile(r"(points|lines)-(\d{8})-(\d{8})(-repaired-\d+)?\.parquet")
 
 
 class Damaged(Exception):
@@ -59,6 +59,25 @@ def segment_number(name: str) -> int | None:
 def columns_name(kind: str, first: int, last: int) -> str:
     """The file of the points or lines of segments `first` to `last`."""
     return f"{kind}-{first:08}-{last:08}.parquet"
+
+
+def repaired_name(name: str, when: int) -> str:
+    """What a column file is called that has what could be saved of the file `name`."""
+    kind, first, last, _ = _parts(name)
+    return f"{kind}-{first}-{last}-repaired-{when}.parquet"
+
+
+def columns_range(name: str) -> tuple[str, int, int]:
+    """Kind, first and last segment of a column file."""
+    kind, first, last, _ = _parts(name)
+    return kind, int(first), int(last)
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    found = _COLUMNS.fullmatch(name)
+    if found is None:
+        raise ValueError(f"{name} is not the name of a column file")
+    return found.groups()
 
 
 def is_columns(name: str) -> bool:

@@ -61,7 +61,9 @@ class Segment(HeldFile):
 
     def part(self) -> SegmentPart:
         """What is in it by now."""
-        return SegmentPart(self, Offsets(self.rows), {writer: Offsets(at) for writer, at in self.lines.items()})
+        return SegmentPart(
+            self, self.size, Offsets(self.rows), {writer: Offsets(at) for writer, at in self.lines.items()}
+        )
 
 
 @dataclass

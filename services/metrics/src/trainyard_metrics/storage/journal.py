@@ -25,6 +25,7 @@ MAGIC = b"TYRECS2\n"
 _HEADER = struct.Struct("<III")
 _CHECKED = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
+_SEARCHED = 1024 * 1024
 
 
 class Journal:
@@ -171,13 +172,91 @@ def _every(descriptor: int, path: Path) -> Iterator[int]:
         offset += _HEADER.size + length
 
 
+def check_frames(path: Path, end: int) -> Iterator[Damaged]:
+    """The frames before `end` that are not what was written.
+
+    Behind one whose header is damaged, nobody knows where the next one is: that is found by `salvage`.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        yield Damaged(path, 0, "it is missing")
+        return
+    try:
+        if os.pread(descriptor, len(MAGIC), 0) != MAGIC:
+            yield Damaged(path, 0, "this is not a file of records")
+        for start, payload, stop in _walk(descriptor, end):
+            if payload is None:
+                yield Damaged(path, start, f"{stop - start:,} bytes do not match their checksums")
+    finally:
+        os.close(descriptor)
+
+
+def salvage(path: Path) -> Iterator[bytes]:
+    """The payloads of all frames of a file that are what was written, whatever lies between them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for _, payload, _ in _walk(descriptor, os.fstat(descriptor).st_size):
+            if payload is not None:
+                yield payload
+    finally:
+        os.close(descriptor)
+
+
+def _walk(descriptor: int, end: int) -> Iterator[tuple[int, bytes | None, int]]:
+    """(start, payload, end) of frames, in order; payload None of what is none."""
+    offset = bad = len(MAGIC)
+    while offset < end:
+        try:
+            payload = read_frame(descriptor, Path(), offset)
+        except Damaged:
+            offset = _behind(descriptor, offset, end)
+            continue
+        if bad < offset:
+            yield bad, None, offset
+        bad = offset + _HEADER.size + len(payload)
+        yield offset, payload, bad
+        offset = bad
+    if bad < end:
+        yield bad, None, end
+
+
+def _behind(descriptor: int, offset: int, end: int) -> int:
+    header = os.pread(descriptor, _HEADER.size, offset)
+    if len(header) == _HEADER.size:
+        length, _, check = _HEADER.unpack(header)
+        if check == zlib.crc32(header[: _CHECKED.size]):
+            return min(offset + _HEADER.size + int(length), end)
+    return _next_header(descriptor, offset + 1, end)
+
+
+def _next_header(descriptor: int, offset: int, end: int) -> int:
+    """Where bytes begin that look like the header of a frame; `end` when there are none."""
+    while offset < end:
+        window = os.pread(descriptor, _SEARCHED, offset)
+        for start in range(len(window) - _HEADER.size + 1):
+            length, _, check = _HEADER.unpack_from(window, start)
+            if offset + start + _HEADER.size + length <= end and check == zlib.crc32(
+                window[start : start + _CHECKED.size]
+            ):
+                return offset + start
+        if len(window) < _SEARCHED:
+            return end
+        offset += _SEARCHED - _HEADER.size + 1
+    return end
+
+
 def make_frame(requests: Sequence[AppendRequest]) -> bytes:
-    """A frame as it is on disk."""
+    """A frame of batches as it is on disk."""
     parts: list[bytes] = []
     for request in requests:
         encoded = request.SerializeToString()
         parts += (_LENGTH.pack(len(encoded)), encoded)
-    payload = b"".join(parts)
+    return frame_of(b"".join(parts))
+
+
+def frame_of(payload: bytes) -> bytes:
+    """A frame as it is on disk."""
     checked = _CHECKED.pack(len(payload), zlib.crc32(payload))
     return b"".join((checked, _LENGTH.pack(zlib.crc32(checked)), payload))
 

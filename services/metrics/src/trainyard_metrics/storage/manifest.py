@@ -103,8 +103,13 @@ def store(folder: Path, manifest: Manifest) -> None:
     Raises:
         OSError: the old one is still there.
     """
+    replace_durably(folder / MANIFEST, encode(manifest))
+
+
+def encode(manifest: Manifest) -> bytes:
+    """A manifest as it is on disk."""
     body = json.dumps({"format": FORMAT, **asdict(manifest)}, separators=(",", ":")).encode()
-    replace_durably(folder / MANIFEST, b"%s\n%08x\n" % (body, zlib.crc32(body)))
+    return b"%s\n%08x\n" % (body, zlib.crc32(body))
 
 
 def load(folder: Path) -> Manifest:

@@ -50,6 +50,7 @@ class SegmentPart:
     """A journal segment as far as it was durable: where its frames of rows are, and each writer's frames of lines."""
 
     held: HeldFile
+    size: int
     rows: Offsets
     lines: Mapping[str, Offsets]
 
