@@ -124,9 +124,9 @@ class YardHome:
 class SplitHome(YardHome):
     """The same, of a yard whose services run apart; `split` has each of them by its name, to be killed and started."""
 
-    def __init__(self, folder: Path, settings: Mapping[str, str], stores: Stores) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str], stores: Stores, schedulers: int = 1) -> None:
         super().__init__(folder, settings)
-        self.split = SplitYard(folder, stores, settings)
+        self.split = SplitYard(folder, stores, settings, schedulers=schedulers)
 
     def up(self) -> None:
         self.split.start()
@@ -189,11 +189,11 @@ def make_yard_home(
 ) -> Callable[..., YardHome]:
     """Makes homes of the module's mode."""
 
-    def make(**settings: str) -> YardHome:
+    def make(*, schedulers: int = 1, **settings: str) -> YardHome:
         folder = tmp_path_factory.mktemp("home")
         if mode == "embedded":
             return YardHome(folder, settings)
-        return SplitHome(folder, settings, request.getfixturevalue("make_stores")())
+        return SplitHome(folder, settings, request.getfixturevalue("make_stores")(), schedulers)
 
     return make
 

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -123,14 +123,14 @@ class Server(ABC):
                 preexec_fn=_die_with_parent,
             ).result()
 
-    def wait_ready(self) -> None:
-        """Returns when it serves.
+    def wait_ready(self, ready: Callable[[], bool] | None = None) -> None:
+        """Returns when it serves, or when what is given instead is true.
 
         Raises:
             RuntimeError: as for `start`.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
-        while not self.ready():
+        while not (ready or self.ready)():
             if not self.alive:
                 raise RuntimeError(f"{self.name} ended with {self._code()}:\n{self.tail()}")
             if time.monotonic() > deadline:

@@ -119,8 +119,10 @@ class SplitYard:
         """Starts what does not run; returns when all of it serves, and clients find it by `yard.json`."""
         for server in self.servers().values():
             server.launch()
+        schedulers = [server for name, server in self.services.items() if name.startswith("scheduler")]
+        schedulers[0].wait_ready(lambda: any(each.ready() for each in schedulers))  # the others stand by
         for server in self.servers().values():
-            if server.name in ("nginx", *SERVICES):  # further schedulers stand by
+            if server not in schedulers:
                 server.wait_ready()
         write_endpoint(self.home, self._yard_file())
 

@@ -35,13 +35,13 @@ def _current_revision(connection: Connection) -> str:
     return connection.execute(sqlalchemy.text("SELECT version_num FROM alembic_version")).scalar() or ""
 
 
-def upgrade(engine: Engine, migrations: Path) -> None:
-    """Brings the schema to the newest revision.
+def upgrade(engine: Engine, migrations: Path, to: str = "") -> None:
+    """Brings the schema to the newest revision, or to an earlier one.
 
     Raises:
         RuntimeError: the database was written by a newer release.
     """
-    newest = newest_revision(migrations)
+    newest = to or newest_revision(migrations)
     with engine.connect() as connection:
         current = _current_revision(connection)
     if current == newest:

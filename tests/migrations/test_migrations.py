@@ -1,0 +1,81 @@
+"""The schema of every service, from nothing and from every earlier release, is what its code expects, on both databases."""
+
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+import trainyard_artifacts.app
+import trainyard_artifacts.tables
+import trainyard_metrics.app
+import trainyard_metrics.tables
+import trainyard_scheduler.app
+import trainyard_scheduler.tables
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from servicekit.migrate import upgrade
+from sqlmodel import SQLModel
+
+SERVICES = {
+    "scheduler": (trainyard_scheduler.app.MIGRATIONS, trainyard_scheduler.tables),
+    "metrics": (trainyard_metrics.app.MIGRATIONS, trainyard_metrics.tables),
+    "artifacts": (trainyard_artifacts.app.MIGRATIONS, trainyard_artifacts.tables),
+}
+
+
+def revisions(migrations: Path) -> list[str]:
+    return sorted(path.stem.partition("_")[0] for path in (migrations / "versions").glob("[0-9]*.py"))
+
+
+STARTS = [(name, start) for name, (migrations, _) in SERVICES.items() for start in ["", *revisions(migrations)[:-1]]]
+
+
+@pytest.fixture
+def engine(database_url):
+    engine = sqlalchemy.create_engine(database_url)
+    yield engine
+    engine.dispose()
+
+
+@pytest.mark.parametrize(("service", "start"), STARTS)
+def test_an_upgrade_makes_the_schema_that_the_service_expects(service, start, engine):
+    migrations, tables = SERVICES[service]
+    if start:
+        upgrade(engine, migrations, to=start)
+    upgrade(engine, migrations)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": False, "include_object": _is_compared})
+        assert _differences(context, tables) == []
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_an_upgrade_of_the_newest_schema_changes_nothing(service, engine):
+    migrations, _ = SERVICES[service]
+    upgrade(engine, migrations)
+    upgrade(engine, migrations)
+    with engine.connect() as connection:
+        newest = connection.execute(sqlalchemy.text("SELECT version_num FROM alembic_version")).scalar()
+    assert newest == revisions(migrations)[-1]
+
+
+def _differences(context, tables):
+    """What Alembic would change, of the tables that this service has."""
+    ours = [
+        sqlalchemy.inspect(value).local_table
+        for value in vars(tables).values()
+        if isinstance(value, type) and issubclass(value, SQLModel) and hasattr(value, "__table__")
+    ]
+    names = {table.name for table in ours}
+    assert names
+    return [each for each in compare_metadata(context, ours[0].metadata) if _table_of(each) in names]
+
+
+def _table_of(difference):
+    if isinstance(difference, list):  # of one column
+        return difference[0][2]
+    thing = difference[1]
+    return thing.name if isinstance(thing, sqlalchemy.Table) else getattr(getattr(thing, "table", None), "name", None)
+
+
+def _is_compared(thing, name, kind, reflected, compare_to):
+    # Not indexes: SQLite does not tell the condition of one.
+    return kind in ("table", "column")
