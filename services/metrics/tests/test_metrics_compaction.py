@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
