@@ -17,6 +17,7 @@ _VARIABLES = {
     "TRAINYARD_ENDPOINT": "`host:port` of a yard elsewhere; default: the yard of this machine",
     "TRAINYARD_TOKEN": "bearer token; default: the file `token` in the yard's folder",
     "TRAINYARD_CA_FILE": "root certificate (PEM) of the yard; needed beyond this machine",
+    "TRAINYARD_GIT_DIFF": "`off` keeps uncommitted changes of code out of what runs record",
     "NO_COLOR": "no colours",
 }
 
