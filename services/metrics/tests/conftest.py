@@ -11,3 +11,12 @@ async def ingestor(tmp_path):
     await ingestor.start()
     yield ingestor
     await ingestor.stop()
+
+
+@pytest.fixture
+async def each_ingestor(tmp_path, database_url):
+    """The same on every kind of database."""
+    ingestor = Ingestor(tmp_path / "home", database_url)
+    await ingestor.start()
+    yield ingestor
+    await ingestor.stop()

@@ -14,6 +14,7 @@ from trainyard.channel import connect
 from trainyard_metrics.app import Metrics
 from trainyard_metrics.settings import Settings
 from trainyard_protos.v1 import metrics_pb2 as pb
+from trainyard_protos.v1.admin_pb2_grpc import MetricsAdminServiceStub
 from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceStub
 
 
@@ -25,13 +26,14 @@ def run_id(number: int) -> str:
 class Ingestor:
     """The ingestor of one home, which can be stopped and started again, and its callers."""
 
-    def __init__(self, home):
+    def __init__(self, home, database_url=None):
         self.home = home
+        self._database_url = database_url or f"sqlite:///{home}/metrics.db"
         self.tokens = AttemptTokens.load_or_create(home)
         self._channels = []
 
     async def start(self, settings=None):
-        self.app = Metrics(home=self.home, database_url=f"sqlite:///{self.home}/metrics.db", settings=settings)
+        self.app = Metrics(home=self.home, database_url=self._database_url, settings=settings)
         self._server = servers.build(Authenticator(bearer_token(self.home), self.tokens), CollectorRegistry())
         self.app.register(self._server)
         self._port = servers.listen(self._server, "127.0.0.1", 0)
@@ -51,6 +53,11 @@ class Ingestor:
 
     def user(self):
         return self._stub(bearer_token(self.home))
+
+    def admin(self):
+        channel = connect(f"127.0.0.1:{self._port}", bearer_token(self.home))
+        self._channels.append(channel)
+        return MetricsAdminServiceStub(channel)
 
     def attempt(self, number, *, job="job", fence=1):
         token, _ = self.tokens.mint("default", job, run_id(number), fence, 60)

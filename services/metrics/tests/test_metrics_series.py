@@ -10,6 +10,12 @@ from trainyard_protos.v1 import metrics_pb2 as pb
 from services.metrics.tests.metrics_kit import append, open_run, points, refused, run_id, series
 
 
+@pytest.fixture
+def ingestor(each_ingestor):
+    """What is in the database is part of every answer here: all tests run on both."""
+    return each_ingestor
+
+
 def rewind(checkpoint="version", **cut):
     return pb.Rewind(checkpoint=checkpoint, cut=cut)
 

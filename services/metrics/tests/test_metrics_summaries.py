@@ -18,6 +18,12 @@ from services.metrics.tests.metrics_kit import Ingestor, append, block, open_run
 values = st.sampled_from([-math.inf, -1.0, -0.0, 0.5, 2.0, math.inf, math.nan])
 
 
+@pytest.fixture
+def ingestor(each_ingestor):
+    """What is in the database is part of every answer here: all tests run on both."""
+    return each_ingestor
+
+
 @st.composite
 def batches(draw):
     """Batches of one or two blocks, of any rank; every time occurs once."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,6 +109,7 @@ class Summaries:
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._saving = asyncio.Lock()
+        self._watchers: list[set[str]] = []
         self._recovered = asyncio.Event()
 
     async def start(self) -> None:
@@ -147,14 +148,26 @@ class Summaries:
         finally:
             tracked.writers -= 1
 
+    @contextmanager
+    def written(self) -> Iterator[set[str]]:
+        """The runs that got records while the context lasts."""
+        runs_written: set[str] = set()
+        self._watchers.append(runs_written)
+        try:
+            yield runs_written
+        finally:
+            self._watchers.remove(runs_written)
+
     def on_stored(self, run_id: str, requests: Sequence[AppendRequest]) -> None:
         """Takes note of a durable frame."""
+        for runs_written in self._watchers:
+            runs_written.add(run_id)
         tracked = self._tracked.get(run_id)
         if tracked is None:
             return
         tracked.add(requests)
         if tracked.superseded:
-            self._overtaken[tracked.run.job] = min(tracked.run.fence, self._overtaken.get(tracked.run.job, 1 << 31))
+            self._overtake(tracked.run)
         self._changed.set()
 
     async def opened(self, run: Facts, *, stitch: bool) -> None:
@@ -169,6 +182,19 @@ class Summaries:
             if run.job_id and tracked.run.job == run.job and tracked.run.fence < run.fence:
                 tracked.superseded = True
         self._begin(await self._find(run.id))
+
+    async def make_anew(self, run_id: str) -> None:
+        """Makes the summaries of a run and of the attempts after it anew, because its records are no longer the same.
+
+        Raises:
+            NotFound: there is no such run.
+            DataLoss: records are damaged.
+        """
+        tracked = await self._find(run_id)
+        if tracked.superseded:
+            self._overtake(tracked.run)
+        self._begin(tracked)
+        await self.track(run_id)
 
     async def track(self, run_id: str) -> Tracked:
         """The summary of a run, kept in memory for a while.
@@ -266,6 +292,10 @@ class Summaries:
                     await self.track(run_id)
         finally:
             self._recovered.set()
+
+    def _overtake(self, run: Facts) -> None:
+        """The summaries of later attempts no longer hold."""
+        self._overtaken[run.job] = min(run.fence, self._overtaken.get(run.job, run.fence))
 
     async def _restitch(self, job: Job) -> None:
         fence = self._overtaken.pop(job, None)

@@ -23,6 +23,7 @@ class RunRow(SQLModel, table=True):
     context: str = "{}"  # JSON object
     rewind: bytes | None = None  # a serialized Rewind
     superseded: bool = False  # a later attempt of its job has opened a run
+    logs_removed: bool = False  # because they were old
     dirty: bool = False  # points may be newer than the summary: after a crash it is made anew
 
 

@@ -1,0 +1,127 @@
+"""The methods of `MetricsAdminService`: what an operator asks. Users only."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+from servicekit.auth import require_user
+from servicekit.errors import NotFound
+from servicekit.store import Store
+from servicekit.usage import Usage, database_bytes, free_bytes
+from sqlalchemy import func
+from sqlmodel import Session, col, select
+from trainyard_protos.v1 import admin_pb2 as pb
+from trainyard_protos.v1.admin_pb2_grpc import MetricsAdminServiceServicer
+
+from trainyard_metrics.backups import Backups
+from trainyard_metrics.retention import Retention
+from trainyard_metrics.storage.files import Damaged
+from trainyard_metrics.storage.usage import Size
+from trainyard_metrics.summaries import Summaries
+from trainyard_metrics.tables import RunRow
+from trainyard_metrics.upkeep import Upkeep
+
+_PROGRESS_EVERY = 50
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Finding = pb.VerifyResponse.Finding
+
+
+class MetricsAdminServicer(MetricsAdminServiceServicer):
+    """Usage, verification, maintenance and backups of runs."""
+
+    def __init__(
+        self,
+        store: Store,
+        upkeep: Upkeep,
+        retention: Retention,
+        backups: Backups,
+        summaries: Summaries,
+        home: Path,
+    ) -> None:
+        self._store = store
+        self._upkeep = upkeep
+        self._retention = retention
+        self._backups = backups
+        self._summaries = summaries
+        self._home = home
+
+    async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
+        require_user()
+        files = await self._upkeep.usage()
+        usage = [
+            *await self._store.read(_of_database),
+            _of_files("journals", files.journals),
+            _of_files("columns", files.columns),
+            _of_files("other files of runs", files.other),
+        ]
+        return pb.GetUsageResponse(usage=usage, free_bytes=free_bytes(self._home))
+
+    async def Verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.VerifyResponse]:
+        require_user()
+        run_ids = await self._upkeep.run_ids()
+        for checked, run_id in enumerate(run_ids, start=1):
+            async for finding in self._check(run_id, repair=request.repair):
+                yield pb.VerifyResponse(checked=checked, total=len(run_ids), finding=finding)
+            if checked % _PROGRESS_EVERY == 0 or checked == len(run_ids):
+                yield pb.VerifyResponse(checked=checked, total=len(run_ids))
+
+    async def Maintain(self, request: pb.MaintainRequest, context: Context) -> pb.MaintainResponse:
+        require_user()
+        before = await self._bytes()
+        retained = await self._retention.apply()
+        compacted = await self._upkeep.maintain()
+        counts = {
+            "removed {} old runs of plain processes": retained.runs,
+            "removed the logs of {} old runs": retained.logs,
+            "compacted {} runs": compacted.runs,
+        }
+        done = [words.format(f"{count:,}") for words, count in counts.items() if count]
+        done += [f"failed: {what}" for what in (*retained.failed, *compacted.failed)]
+        return pb.MaintainResponse(freed_bytes=max(0, before - await self._bytes()), done=done)
+
+    async def Backup(self, request: pb.BackupRequest, context: Context) -> AsyncIterator[pb.BackupResponse]:
+        require_user()
+        async for piece in self._backups.stream():
+            yield piece
+
+    async def _check(self, run_id: str, *, repair: bool) -> AsyncIterator[Finding]:
+        try:
+            found = [damage async for damage in self._upkeep.verify(run_id)]
+        except NotFound:
+            return  # it was removed meanwhile
+        if not (found and repair):
+            for damage in found:
+                yield _finding(run_id, damage)
+            return
+        for repaired in await self._upkeep.repair(run_id):
+            what = f"run {run_id}, {repaired.path.name}: {repaired.what}"
+            hint = "the damaged file lies beside the new one, under a name that begins with damaged-"
+            yield Finding(what=what, hint=hint, repaired=True, lost=repaired.lost)
+        await self._summaries.make_anew(run_id)
+
+    async def _bytes(self) -> int:
+        files = await self._upkeep.usage()
+        return files.journals.bytes + files.columns.bytes + files.other.bytes
+
+
+def _finding(run_id: str, damage: Damaged) -> Finding:
+    return Finding(
+        what=f"run {run_id}, {damage.path.name} at byte {damage.offset:,}: {damage.what}",
+        hint="restore the file from a backup, or save what is left with `yard admin verify --repair`",
+    )
+
+
+def _of_database(session: Session) -> list[Usage]:
+    runs = session.exec(select(RunRow.workspace, func.count()).group_by(col(RunRow.workspace))).all()
+    return [
+        Usage(what="database", bytes=database_bytes(session)),
+        *(Usage(what="runs", workspace=workspace, count=count, unit="runs") for workspace, count in sorted(runs)),
+    ]
+
+
+def _of_files(what: str, size: Size) -> Usage:
+    return Usage(what=what, bytes=size.bytes, count=size.files, unit="files")
