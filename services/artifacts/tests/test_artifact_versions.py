@@ -4,9 +4,8 @@ import asyncio
 
 import grpc
 import pytest
-from blake3 import blake3
 from servicekit.errors import reason_of
-from trainyard.artifacts import describe, download, send, upload, upload_part
+from trainyard.artifacts import describe, download, upload, upload_part
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
 from services.artifacts.tests.store_kit import refused
@@ -313,53 +312,8 @@ async def test_calls_are_bounded(yard):
     assert reason_of(await refused(yard.user().PutChunks(huge()))) == "BadChunk"
 
 
-async def test_chunks_that_nothing_uses_are_collected_and_others_stay(yard, tree, tmp_path):
-    await upload(yard.user(), tree({"a": b"kept"}), workspace="default", name="kept", kind="data")
-    await upload(yard.user(), tree({"a": b"gone"}), workspace="default", name="gone", kind="data")
-    waiting = upload_part(
-        yard.attempt(),
-        tree({"a": b"part"}),
-        part=0,
-        parts=2,
-        workspace="default",
-        name="parts",
-        kind="output",
-        idempotency_key="k",
-    )
-    assert await waiting is None
-    await yard.user().DeleteVersion(pb.DeleteVersionRequest(reference="gone"))
-    assert (await yard.app.collector.collect()).chunks == 0  # too young
-    await yard.age()
-    assert (await yard.app.collector.collect()).chunks == 1
-    assert set(yard.stored()) == {blake3(b"kept").digest(), blake3(b"part").digest()}
-    await download(yard.user(), "kept", tmp_path / "out", workspace="default")
-
-
-async def test_a_chunk_that_an_upload_was_told_is_there_is_not_collected(yard, tree):
-    root = tree({"a": b"shared"})
-    manifest = (await send(yard.user(), "default", root)).manifest
-    await yard.age()
-    assert (await send(yard.user(), "default", root)).bytes == 0
-    assert (await yard.app.collector.collect()).chunks == 0
-    await yard.user().Commit(pb.CommitRequest(name="m", kind="data", manifest=manifest))
-
-
 async def test_a_damaged_manifest_is_never_served(yard, tree):
     await upload(yard.user(), tree({"a": b"1"}), workspace="default", name="m", kind="data")
     await yard.sql("UPDATE artifact_manifest SET content = :content", content=pb.Manifest().SerializeToString())
     error = await refused(yard.user().GetVersion(pb.GetVersionRequest(reference="m")))
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.DATA_LOSS, "ManifestDamaged")
-
-
-async def test_a_full_disk_is_told_and_what_was_stored_stays(yard, tree, tmp_path, monkeypatch):
-    await upload(yard.user(), tree({"a": b"1"}), workspace="default", name="m", kind="data")
-
-    def full(descriptor, offset, size):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("trainyard_artifacts.direct.os.posix_fallocate", full)
-        error = await refused(upload(yard.user(), tree({"b": b"2"}), workspace="default", name="m", kind="data"))
-    assert (error.code(), reason_of(error)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "DiskFull")
-    await download(yard.user(), "m", tmp_path / "out", workspace="default")
-    assert (await upload(yard.user(), tree({"b": b"2"}), workspace="default", name="m", kind="data")).number == 2

@@ -48,7 +48,7 @@ class Artifacts:
         counters = Counters(self.registry)
         self.store = Store(database_url, migrations=MIGRATIONS, name=self.name)
         self._objects = _objects(home, settings)
-        chunks = Chunks(self.store, self._objects, settings)
+        self.chunks = chunks = Chunks(self.store, self._objects, settings)
         self._servicer = ArtifactServicer(self.store, chunks, settings, counters)
         self.collector = Collector(self.store, self._objects, chunks, settings, counters)
         self._admin = ArtifactAdminServicer(home, self.store, self._objects, chunks, self.collector)
