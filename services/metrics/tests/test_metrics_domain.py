@@ -11,7 +11,7 @@ from trainyard_metrics.domain.stitch import Attempt, Resume, Segment, timeline
 values = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300)
 
 
-@given(values=values, max_points=st.integers(2, 50))
+@given(values=values, max_points=st.integers(3, 50))
 def test_a_sample_is_small_in_order_and_keeps_the_extremes(values, max_points):
     kept = downsample(np.array(values, np.float64), max_points)
     assert len(kept) <= max_points or len(kept) == len(values) <= max_points
@@ -54,3 +54,19 @@ def test_a_checkpoint_of_nobody_hides_everything_before():
 def test_an_attempt_that_says_nothing_of_its_start_goes_on_where_the_last_ended():
     attempts = [Attempt("r2", 2), Attempt("r1", 1)]
     assert timeline(attempts, lambda run: []) == [Segment("r1", 1), Segment("r2", 2)]
+
+
+@given(values=values, max_points=st.integers(3, 50))
+def test_a_sample_keeps_a_nan_of_every_bucket_that_has_one(values, max_points):
+    kept = downsample(np.array(values, np.float64), max_points).tolist()
+    missing = [index for index, value in enumerate(values) if math.isnan(value)]
+    if len(values) > max_points and missing:
+        buckets = max_points // 3
+        bucket_of = [min(b for b in range(buckets) if index < (b + 1) * len(values) // buckets) for index in missing]
+        assert {bucket_of[missing.index(index)] for index in kept if index in missing} == set(bucket_of)
+
+
+def test_a_sample_of_a_million_points_has_the_spikes():
+    values = np.zeros(1_000_000)
+    values[[3, 500_000, 999_999]] = 5, math.nan, -math.inf
+    assert {3, 500_000, 999_999} <= set(downsample(values, 1000).tolist())

@@ -63,10 +63,9 @@ def every(sources: Sources, wanted: LineFilter) -> Iterator[pb.StoredLine]:
             yield pb.StoredLine(attempt=attempt, line=line)
 
 
-def last(sources: Sources, wanted: LineFilter, count: int) -> Iterator[pb.StoredLine]:
-    """The last `count` lines, in order. They are found from the end, and kept as long as they are small."""
+def last(sources: Sources, wanted: LineFilter, count: int, room: int = _TAIL_BYTES) -> Iterator[pb.StoredLine]:
+    """The last `count` lines, in order. They are found from the end; what fits into `room` bytes is read only once."""
     found: list[pb.StoredLine] = []
-    room = _TAIL_BYTES
     start = None
     for line in islice(_backwards(sources, wanted), count):
         room -= len(line.line.text) + _LINE_BYTES
@@ -96,7 +95,7 @@ def _again(sources: Sources, wanted: LineFilter, count: int, start: _Start) -> I
             yield from every([(attempt, source)], replace(wanted, from_time_ns=since))
 
     surplus = sum(1 for _ in lines()) - count
-    return islice(lines(), surplus, None)
+    return islice(lines(), max(0, surplus), None)
 
 
 def _backwards(sources: Sources, wanted: LineFilter) -> Iterator[pb.StoredLine]:
