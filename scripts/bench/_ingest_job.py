@@ -37,6 +37,7 @@ class Ingest:
         lags_s: at random moments, the age of the oldest row of a writer that was not acknowledged.
         late_s: how long the slowest writer took beyond its time.
         cpu: CPU seconds per second by who used them.
+        most_bytes: the most memory a process had.
         run_id: where the points are.
         rows: of each writer.
     """
@@ -45,6 +46,7 @@ class Ingest:
     lags_s: list[float]
     late_s: float
     cpu: Mapping[str, float]
+    most_bytes: Mapping[str, int]
     run_id: str
     rows: int
 
@@ -83,6 +85,7 @@ def ingest(yard: BenchYard, folder: Path, points_per_s: float, duration_s: float
         lags_s=[_lag_s(marks[rank], at_ns, position) for at_ns, rank, position in positions],
         late_s=max(report["late_s"] for report in reports),
         cpu={name: used_s / duration_s for name, used_s in {**used.cpu_s, "writers": written_s}.items()},
+        most_bytes=used.most_bytes,
         run_id=attempt.name,
         rows=rows,
     )
@@ -151,17 +154,19 @@ def _lag_s(marks: list[tuple[int, int]], at_ns: int, position: int) -> float:
 
 
 class _Used:
-    """CPU seconds that processes have used since they were first looked at."""
+    """CPU seconds that processes have used since they were first looked at, and the most memory they had."""
 
     def __init__(self, processes: Mapping[str, psutil.Process]) -> None:
         self._processes = processes
         self._before = {name: _cpu_s(process) for name, process in processes.items()}
         self.cpu_s = dict.fromkeys(processes, 0.0)
+        self.most_bytes = dict.fromkeys(processes, 0)
 
     def look(self) -> None:
         for name, process in self._processes.items():
             with contextlib.suppress(psutil.NoSuchProcess):  # an agent ends when everything is acknowledged
                 self.cpu_s[name] = _cpu_s(process) - self._before[name]
+                self.most_bytes[name] = max(self.most_bytes[name], process.memory_info().rss)
 
 
 def _cpu_s(process: psutil.Process) -> float:

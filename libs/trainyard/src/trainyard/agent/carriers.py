@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import platform
-import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from typing import Any
 from trainyard_protos.v1 import common_pb2, metrics_pb2
 
 from trainyard.agent.checkpoints import CheckpointSync
+from trainyard.agent.facts import add_facts, context
 from trainyard.agent.hang import Pulse
 from trainyard.agent.journal import Journal
 from trainyard.agent.link import Link
@@ -198,24 +196,3 @@ class Carriers:
     def _take_facts(self, facts: dict[str, Any]) -> None:
         if self._shipper is not None:
             self._shipper.update(lambda run: add_facts(run, facts))
-
-
-def context(git: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Where a run happens, and what code it is made of."""
-    where = {
-        "host": socket.gethostname(),
-        "system": platform.platform(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-    }
-    return where | {"git": git} if git else where
-
-
-def add_facts(run: metrics_pb2.Run, facts: dict[str, Any]) -> None:
-    """Adds what a tracker recorded beside numbers to its run."""
-    if isinstance(params := facts.get("params"), dict):
-        run.params = json.dumps({**json.loads(run.params or "{}"), **params})
-    if isinstance(tags := facts.get("tags"), dict):
-        run.tags.update(tags)
-    if isinstance(note := facts.get("note"), str):
-        run.notes = f"{run.notes}\n{note}".strip()

@@ -19,7 +19,7 @@ from typing import Any
 
 from trainyard_protos.v1 import metrics_pb2
 
-from trainyard.agent.carriers import add_facts, context
+from trainyard.agent.facts import add_facts, context
 from trainyard.agent.link import Link
 from trainyard.agent.owner import ended
 from trainyard.agent.shipper import LOOK_S, Shipper

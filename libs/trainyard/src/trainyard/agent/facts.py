@@ -1,0 +1,33 @@
+"""What is recorded of a run beside numbers."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from trainyard_protos.v1 import metrics_pb2
+
+
+def context(git: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Where a run happens, and what code it is made of."""
+    where = {
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+    }
+    return where | {"git": git} if git else where
+
+
+def add_facts(run: metrics_pb2.Run, facts: dict[str, Any]) -> None:
+    """Adds what a tracker recorded beside numbers to its run."""
+    if isinstance(params := facts.get("params"), dict):
+        run.params = json.dumps({**json.loads(run.params or "{}"), **params})
+    if isinstance(tags := facts.get("tags"), dict):
+        run.tags.update(tags)
+    if isinstance(note := facts.get("note"), str):
+        run.notes = f"{run.notes}\n{note}".strip()
