@@ -1,4 +1,4 @@
-"""A metrics ingestor in a process of its own, for tests that kill it: `serve_metrics.py HOME`. Prints its port."""
+"""A metrics ingestor in a process of its own, for tests that kill it: `serve_metrics.py HOME [SETTINGS]` prints its port."""
 
 import asyncio
 import sys
@@ -8,10 +8,11 @@ from prometheus_client import CollectorRegistry
 from servicekit import server as servers
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
 from trainyard_metrics.app import Metrics
+from trainyard_metrics.settings import Settings
 
 
-async def main(home: Path) -> None:
-    app = Metrics(home=home, database_url=f"sqlite:///{home}/metrics.db")
+async def main(home: Path, settings: Settings) -> None:
+    app = Metrics(home=home, database_url=f"sqlite:///{home}/metrics.db", settings=settings)
     authenticator = Authenticator(bearer_token(home), AttemptTokens.load_or_create(home))
     server = servers.build(authenticator, CollectorRegistry())
     app.register(server)
@@ -22,4 +23,4 @@ async def main(home: Path) -> None:
     await server.wait_for_termination()
 
 
-asyncio.run(main(Path(sys.argv[1])))
+asyncio.run(main(Path(sys.argv[1]), Settings.model_validate_json(sys.argv[2] if sys.argv[2:] else "{}")))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import random
 import struct
 import sys
@@ -26,12 +27,17 @@ from services.metrics.tests.metrics_kit import append, lines, open_run, points, 
 class Process:
     """The ingestor as a process that can be killed."""
 
-    def __init__(self, home):
+    def __init__(self, home, **limits):
         self.home = home
+        self.limits = json.dumps(limits)
 
     async def __aenter__(self):
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, Path(__file__).with_name("serve_metrics.py"), self.home, stdout=asyncio.subprocess.PIPE
+            sys.executable,
+            Path(__file__).with_name("serve_metrics.py"),
+            self.home,
+            self.limits,
+            stdout=asyncio.subprocess.PIPE,
         )
         port = int(await self._process.stdout.readline())
         self._channel = connect(f"127.0.0.1:{port}", bearer_token(self.home))
@@ -69,17 +75,22 @@ async def ship_until_killed(process, writer, total, kill_after):
 
 
 @pytest.mark.timeout(120)
-async def test_killed_again_and_again_mid_append_it_keeps_every_acknowledged_point_once(tmp_path):
+@pytest.mark.parametrize(
+    "limits",
+    [{}, {"max_segment_bytes": 4000, "merged_files": 2}],
+    ids=["one segment", "compacting all the time"],
+)
+async def test_killed_again_and_again_mid_append_it_keeps_every_acknowledged_point_once(tmp_path, limits):
     total, acknowledged = 20_000, 0
     rounds = 0
     while acknowledged < total:
-        async with Process(tmp_path) as process:
+        async with Process(tmp_path, **limits) as process:
             await open_run(process.stub)
             position = await process.stub.GetPosition(pb.GetPositionRequest(run_id=run_id(1), writer_id="w"))
             assert position.next_seq >= acknowledged
             acknowledged = await ship_until_killed(process, "w", total, kill_after=100 if rounds < 4 else -1)
             rounds += 1
-    async with Process(tmp_path) as process:
+    async with Process(tmp_path, **limits) as process:
         assert list((await series(process.stub))["loss", 0].value) == [float(index) for index in range(total)]
     assert rounds == 5
 

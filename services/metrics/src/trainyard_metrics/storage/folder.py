@@ -232,6 +232,8 @@ def _begun(path: Path) -> Journal:
         list(journal.recover())
     except BaseException:
         journal.close()
+        # Only the newest segment may end in an unfinished write: a file must not make the one before it an old one.
+        path.unlink(missing_ok=True)
         raise
     return journal
 
