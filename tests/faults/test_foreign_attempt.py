@@ -11,11 +11,11 @@ from google.protobuf.message import Message
 from servicekit.auth import AttemptTokens
 from trainyard.channel import connect
 from trainyard.home import read_endpoint
-from trainyard_protos.v1 import artifacts_pb2, launcher_pb2, metrics_pb2, scheduler_pb2, yard_pb2
+from trainyard_protos.v1 import admin_pb2, artifacts_pb2, launcher_pb2, metrics_pb2, scheduler_pb2, yard_pb2
 
 from tests.conftest import wait_until
 
-CONTRACTS = (scheduler_pb2, launcher_pb2, metrics_pb2, artifacts_pb2, yard_pb2)
+CONTRACTS = (scheduler_pb2, launcher_pb2, metrics_pb2, artifacts_pb2, yard_pb2, admin_pb2)
 ALLOWED = {
     "FindMissing",  # whether the workspace has bytes that the caller has itself
     "PutChunks",
@@ -23,6 +23,10 @@ ALLOWED = {
     "GetVersion",
     "ListArtifacts",
     "ListVersions",
+    "ListFiles",
+    "ReadFile",
+    "GetLineage",
+    "GetRetention",
     "Info",
 }
 """Inputs of a job may come from any job of its workspace."""
@@ -66,6 +70,7 @@ def about(method: MethodDescriptor, job: str, attempt: str) -> Message:
         "Session": launcher_pb2.AgentMessage(hello={"attempt_id": attempt, "fence": 1}),
         "Shell": launcher_pb2.ShellInput(open={"job_id": job}),
         "Commit": commit,
+        "RecordUse": artifacts_pb2.RecordUseRequest(version_id=attempt, consumer=producer),
         "CommitPart": artifacts_pb2.CommitPartRequest(commit=commit, part=0, parts=2),
     }
     return nested.get(method.name, request)
