@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from servicekit.errors import DataLoss
+from trainyard_metrics import summary_rows
 from trainyard_metrics.domain.columns import decode, join
 from trainyard_metrics.domain.summary import BadSummary, Packed, Summary
 from trainyard_protos.v1 import metrics_pb2 as pb
@@ -52,7 +53,8 @@ def model_of(found):
             step, time = np.frombuffer(each.step, "<i8"), np.frombuffer(each.time_ns, "<i8")
             value = np.frombuffer(each.value, "<f8").reshape(len(each.names), -1)
             for name, column in zip(each.names, value, strict=True):
-                points.setdefault((name, rows.rank), []).extend(zip(step.tolist(), time.tolist(), column.tolist()))
+                found_points = zip(step.tolist(), time.tolist(), column.tolist(), strict=True)
+                points.setdefault((name, rows.rank), []).extend(found_points)
     return {key: described(found) for key, found in points.items()}
 
 
@@ -250,14 +252,7 @@ async def test_after_an_orderly_end_no_run_is_marked(ingestor):
     await append(ingestor.user(), points([1.0]))
     await ingestor.restart()
     assert (await listed(ingestor.user(), job_id="job"))["loss", 0][0] == 1
-    marked = await ingestor.app._store.read(lambda session: ingestor_rows(session))
-    assert marked == []
-
-
-def ingestor_rows(session):
-    from trainyard_metrics import summary_rows
-
-    return summary_rows.dirty(session)
+    assert await ingestor.app._store.read(summary_rows.dirty) == []
 
 
 async def test_damaged_records_of_one_run_do_not_keep_others_from_being_found(ingestor):
@@ -303,3 +298,38 @@ async def test_hidden_points_are_listed_when_asked_for(ingestor):
     assert (await listed(stub, job_id="job"))["loss", 0][0] == 6
     assert (await listed(stub, job_id="job", include_hidden=True))["loss", 0][0] == 10
     assert list((await series(stub, include_hidden=True))["loss", 0].step) == list(range(10))
+
+
+async def until(condition):
+    """Returns once something holds; a test's own deadline ends the wait otherwise."""
+    while not await condition():
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.timeout(60)
+async def test_a_run_that_is_quiet_is_unmarked_then_dropped_and_still_known(ingestor):
+    await ingestor.restart(summary_interval_s=0.01, summary_quiet_s=0.05, summary_kept_s=0.1)
+    await open_run(ingestor.user())
+    await append(ingestor.user(), points([1.0, 2.0]))
+
+    async def dropped():
+        return not ingestor.app._summaries._tracked
+
+    await until(dropped)
+    assert await ingestor.app._store.read(summary_rows.dirty) == []
+    assert await listed(ingestor.user(), job_id="job") == {("loss", 0): (2, 1, 2.0, 1.0, 2.0)}
+    await append(ingestor.user(), points([0.5], first=2))
+    assert await listed(ingestor.user(), job_id="job") == {("loss", 0): (3, 2, 0.5, 0.5, 2.0)}
+
+
+async def test_a_run_is_marked_for_as_long_as_somebody_may_write_to_it(ingestor):
+    await ingestor.restart(summary_interval_s=0.01, summary_quiet_s=0.01)
+    await open_run(ingestor.user())
+    call = ingestor.user().Append()
+    for first in range(5):
+        await call.write(points([1.0], first=first))
+        await call.read()
+        await searched(ingestor.user(), ["loss"])  # everything is saved by now
+        await ingestor.app._summaries._tidy()
+        assert await ingestor.app._store.read(summary_rows.dirty) == [run_id(1)]
+    await call.done_writing()
