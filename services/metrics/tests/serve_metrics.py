@@ -1,4 +1,4 @@
-"""A metrics ingestor in a process of its own, for tests that kill it: `serve_metrics.py HOME [SETTINGS]` prints its port."""
+"""The ingestor as a process, for tests that kill it: `serve_metrics.py HOME [SETTINGS]` prints its port."""
 
 import asyncio
 import sys
