@@ -34,6 +34,7 @@ from trainyard_artifacts.tables import PackRow, PartRow
 logger = logging.getLogger(__name__)
 
 _ROWS_AT_ONCE = 5000
+_SOONER_AT_START = 12
 
 
 @dataclass
@@ -73,9 +74,14 @@ class Collector:
     holding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def run(self) -> None:
-        """Collects for ever; one that failed is logged, and tried again at the next interval."""
+        """Collects for ever, first soon after the start: a yard may be up for short times only.
+
+        A collection that failed is logged, and tried again at the next interval.
+        """
+        pause_s = self.settings.collect_interval_s / _SOONER_AT_START
         while True:
-            await asyncio.sleep(self.settings.collect_interval_s)
+            await asyncio.sleep(pause_s)
+            pause_s = self.settings.collect_interval_s
             try:
                 await self.collect()
             except Exception:
