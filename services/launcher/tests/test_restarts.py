@@ -141,6 +141,16 @@ async def test_a_claim_whose_start_never_happened_is_started_after_the_restart(t
         assert (await yard.scheduler.ended(attempt)).exit.reason == "Completed"
 
 
+@pytest.mark.parametrize("state", ["running", "finalizing"])
+async def test_an_attempt_that_ran_and_of_which_nothing_is_left_is_not_run_again(tmp_path: Path, state: str) -> None:
+    async with running_yard(tmp_path, reconcile_s=0.2) as yard:
+        yard.scheduler.assigned_state = state
+        attempt = yard.assign([sys.executable, "-c", "pass"])
+        yard.scheduler.claims.append(attempt)
+        assert (await yard.scheduler.ended(attempt)).exit.reason == "AgentLost"
+        assert not yard.node(attempt).exists()
+
+
 async def test_an_agent_that_lost_the_race_for_a_node_changes_nothing(tmp_path: Path) -> None:
     async with running_yard(tmp_path) as yard:
         attempt = await yard.run(FOREVER)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 YARD_FILE = "yard.json"
 TOKEN_FILE = "token"
+LAUNCHER_ID_FILE = "launcher-id"
 _START_TIME_FIELD = 22  # of /proc/<pid>/stat, counted from 1 as in proc(5)
 _STATE_FIELD = 3
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import grpc
 from servicekit.ids import new_id
+from trainyard.home import LAUNCHER_ID_FILE
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from trainyard_launcher.backend import Backend
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 def launcher_id(home: Path) -> str:
     """The stable id of this home's launcher, made at first use."""
-    path = home / "launcher-id"
+    path = home / LAUNCHER_ID_FILE
     if not path.exists():
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")

@@ -160,6 +160,11 @@ class Supervisor:
             attempt.advance(node.index, Phase.ENDED, exit)
         self._follow_up(attempt)
 
+    def lost(self, attempt_id: str, fence: int) -> None:
+        """Reports the end of an attempt that ran, and of which nothing is left here."""
+        message = "its launcher knows nothing of it: the yard was restored from a backup, or its folder was removed"
+        self._reporter.phase(attempt_id, fence, _ENDED, common_pb2.Exit(reason="AgentLost", message=message))
+
     # What agents say
 
     def heard(self, attempt: Attempt, node: Node, phase: Phase, exit: common_pb2.Exit | None = None) -> None:

@@ -13,6 +13,7 @@ from servicekit.store import Store
 from servicekit.usage import Usage, database_bytes, free_bytes
 from sqlalchemy import func, select
 from sqlmodel import Session
+from trainyard.home import LAUNCHER_ID_FILE
 from trainyard_protos.v1 import admin_pb2, admin_pb2_grpc
 
 from trainyard_scheduler.tables import ATTEMPTS, EVENTS, JOBS
@@ -39,7 +40,12 @@ class SchedulerAdminServicer(admin_pb2_grpc.SchedulerAdminServiceServicer):
 
     def Backup(self, request: admin_pb2.BackupRequest, context: _Context) -> AsyncIterator[admin_pb2.BackupResponse]:
         require_user()
-        return backup.in_threads(backup.database_and_files(self._store.engine, DATABASE, self._home))
+        pieces = backup.database_and_files(self._store.engine, DATABASE, self._home, self._files)
+        return backup.in_threads(pieces)
+
+    def _files(self) -> list[Path]:
+        """On one machine, who its launcher is: a restored yard's launcher then answers for the attempts of before."""
+        return [Path(LAUNCHER_ID_FILE)] if (self._home / LAUNCHER_ID_FILE).exists() else []
 
 
 def _usage(session: Session) -> list[Usage]:
