@@ -3,7 +3,7 @@
 import math
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard_metrics.domain.sampling import downsample
 from trainyard_metrics.domain.stitch import Attempt, Resume, Segment, timeline
@@ -11,6 +11,7 @@ from trainyard_metrics.domain.stitch import Attempt, Resume, Segment, timeline
 values = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300)
 
 
+@settings(deadline=None)
 @given(values=values, max_points=st.integers(3, 50))
 def test_a_sample_is_small_in_order_and_keeps_the_extremes(values, max_points):
     kept = downsample(np.array(values, np.float64), max_points)
@@ -56,6 +57,7 @@ def test_an_attempt_that_says_nothing_of_its_start_goes_on_where_the_last_ended(
     assert timeline(attempts, lambda run: []) == [Segment("r1", 1), Segment("r2", 2)]
 
 
+@settings(deadline=None)
 @given(values=values, max_points=st.integers(3, 50))
 def test_a_sample_keeps_a_nan_of_every_bucket_that_has_one(values, max_points):
     kept = downsample(np.array(values, np.float64), max_points).tolist()

@@ -2,7 +2,7 @@
 
 import grpc
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from servicekit.errors import reason_of
 from trainyard_metrics import lines as log_lines
@@ -129,6 +129,7 @@ attempts = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(
     logs=attempts,
     count=st.integers(1, 12),

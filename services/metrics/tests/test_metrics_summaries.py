@@ -74,6 +74,7 @@ def as_model(summary):
     }
 
 
+@examples(deadline=None)
 @given(found=batches())
 def test_blocks_and_points_make_the_same_summary_as_looking_at_every_point(found):
     by_blocks, by_points, merged = Summary(), Summary(), Summary()
@@ -87,6 +88,7 @@ def test_blocks_and_points_make_the_same_summary_as_looking_at_every_point(found
     assert as_model(by_blocks) == as_model(by_points) == as_model(merged) == model_of(found)
 
 
+@examples(deadline=None)
 @given(found=batches())
 def test_a_packed_summary_is_the_same_summary(found):
     summary = Summary()
