@@ -51,7 +51,8 @@ class Run:
 
     @property
     def size(self) -> int:
-        return sum(entry.size for entry in self.entries)
+        """Bytes of them all."""
+        return self.entries[-1].offset + self.entries[-1].size - self.entries[0].offset
 
 
 def key_of(workspace: str, id: str) -> str:
@@ -67,15 +68,16 @@ def age_s(id: str) -> float:
 def runs(hashes: Sequence[bytes], places: Mapping[bytes, Place]) -> Iterator[Run]:
     """The chunks in this order, as few reads as possible, none above `RUN_BYTES` unless it is of one chunk."""
     run: Run | None = None
+    start = end = 0
     for hash in hashes:
         place = places[hash]
-        if run is not None:
-            end = run.entries[-1].offset + run.entries[-1].size
-            if (run.pack, end) == (place.pack, place.offset) and run.size + place.size <= RUN_BYTES:
-                run.entries.append(Entry(hash, place.offset, place.size))
-                continue
-            yield run
-        run = Run(place.pack, [Entry(hash, place.offset, place.size)])
+        follows = run is not None and (run.pack, end) == (place.pack, place.offset)
+        if run is None or not follows or place.offset + place.size - start > RUN_BYTES:
+            if run is not None:
+                yield run
+            run, start = Run(place.pack, []), place.offset
+        run.entries.append(Entry(hash, place.offset, place.size))
+        end = place.offset + place.size
     if run is not None:
         yield run
 
