@@ -19,11 +19,13 @@ SCRIPT = Path(__file__).with_name("_tracker_peer.py")
 
 @dataclass(frozen=True, slots=True)
 class PeerIngest:
-    """Points handed over to a peer, those it stored, and the time of the slowest process with its `finish`."""
+    """Points handed over to a peer, those it stored, the time of the slowest process with its `finish`, and the longest
+    call of its `log`."""
 
     handed_over: int
     stored: int
     seconds: float
+    longest_call_s: float
 
     @property
     def points_per_s(self) -> float:
@@ -54,6 +56,7 @@ def ingest_peer(python: Path, name: str, seconds: float, folder: Path) -> PeerIn
         handed_over=sum(answer["points"] for answer in answers),
         stored=_stored(name, Path(place)) - before,
         seconds=max(answer["seconds"] for answer in answers),
+        longest_call_s=max(answer["longest_call_s"] for answer in answers),
     )
 
 

@@ -2,7 +2,8 @@
 
 MODE `calls`: AMOUNT calls of the tracker's `log` with ten values, one after the other; prints how long each took.
 MODE `write`: writes for AMOUNT seconds, as process NUMBER of several, as fast as it can; prints the points handed over.
-Both print one JSON object at the end: `{"calls_ns": [...]}` or `{"points", "seconds"}`, whose seconds include `finish`.
+Both print one JSON object at the end: `{"calls_ns": [...]}` or `{"points", "seconds", "longest_call_s"}`, whose seconds
+include `finish`.
 """
 
 from __future__ import annotations
@@ -82,12 +83,16 @@ def calls(log: Log, count: int) -> list[int]:
     return took
 
 
-def write(log: Log, seconds: float) -> int:
-    step, until = 0, time.monotonic() + seconds
-    while time.monotonic() < until:
+def write(log: Log, seconds: float) -> tuple[int, float]:
+    """Points, and the longest call: so long nothing of this process was stored."""
+    step, longest_s, now = 0, 0.0, time.monotonic()
+    until = now + seconds
+    while now < until:
         log({name: step * 0.1 + number for number, name in enumerate(NAMES)}, step)
         step += 1
-    return step * len(NAMES)
+        began, now = now, time.monotonic()
+        longest_s = max(longest_s, now - began)
+    return step * len(NAMES), longest_s
 
 
 def main() -> None:
@@ -103,9 +108,9 @@ def main() -> None:
         print("ready", file=answer, flush=True)
         sys.stdin.readline()
         began = time.monotonic()
-        points = write(log, amount)
+        points, longest_s = write(log, amount)
         finish()
-        result = {"points": points, "seconds": time.monotonic() - began}
+        result = {"points": points, "seconds": time.monotonic() - began, "longest_call_s": longest_s}
     print(json.dumps(result), file=answer, flush=True)
 
 
