@@ -70,7 +70,7 @@ async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
     """Makes a call, again and again while the yard is away or busy, for `patience_s` seconds from its first failure.
 
     Raises:
-        grpc.aio.AioRpcError: the yard is still away, or gave a definite answer.
+        grpc.aio.AioRpcError: the yard is still away, or gave a definite answer; CANCELLED: the channel was closed.
     """
     now = asyncio.get_running_loop().time
     give_up: float | None = None
@@ -78,6 +78,12 @@ async def patiently(call: Callable[[], Awaitable[T]], patience_s: float) -> T:
     while True:
         try:
             return await call()
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            # gRPC's word for a call that ended on this side, as with its channel. Let through, it would end the task
+            # that made the call as if somebody had wanted that, without an error.
+            raise _ended_here() from None
         except grpc.aio.AioRpcError as error:
             give_up = now() + patience_s if give_up is None else give_up
             if not _is_passing(error) or now() + pause > give_up:
@@ -90,3 +96,13 @@ def _is_passing(error: grpc.aio.AioRpcError) -> bool:
     if error.code() in _PASSING:
         return True
     return error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED and reason(error) in _BUSY
+
+
+def _is_being_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _ended_here() -> grpc.aio.AioRpcError:
+    nothing = grpc.aio.Metadata()
+    return grpc.aio.AioRpcError(grpc.StatusCode.CANCELLED, nothing, nothing, "the connection was closed on this side")
