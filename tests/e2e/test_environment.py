@@ -12,6 +12,12 @@ SECRET = "correct-horse-battery-staple"
 
 
 @pytest.fixture(scope="module")
+def mode():
+    """Workers are the agent's business, which is the same process in both modes."""
+    return "embedded"
+
+
+@pytest.fixture(scope="module")
 def yard_settings():
     return {"TRAINYARD_LAUNCHER_CAPACITY_CPU": "16", "KEY_OF_THE_LAUNCHER": SECRET}
 

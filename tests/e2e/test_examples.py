@@ -10,6 +10,12 @@ import pytest
 from tests.conftest import REPOSITORY, wait_until
 
 
+@pytest.fixture(scope="module")
+def mode():
+    """Workers are the agent's business, which is the same process in both modes."""
+    return "embedded"
+
+
 def test_the_main_job_trains_digits_to_its_accuracy(home, tmp_path):
     shutil.copytree(REPOSITORY / "examples" / "digits", tmp_path / "digits")
     result = home.run("run", tmp_path / "digits" / "job.yaml")
