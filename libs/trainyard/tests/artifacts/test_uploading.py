@@ -259,11 +259,11 @@ async def test_an_empty_tree_is_a_version(yard, root, tmp_path):
 
 
 async def test_paths_may_be_as_long_as_the_system_allows(yard, root, tmp_path):
-    parts = ["d" * 248] * 15 + ["f" * 248]
+    parts = ["d" * 78] * 51 + ["f" * 60]
     make_deep(root, parts, b"deep")
     version = await upload(yard.user(), root, **EVERYTHING)
     await download(yard.user(), "x", tmp_path / "out", workspace="default")
-    assert len("/".join(parts)) == 3983
+    assert len("/".join(parts)) == 4089
     assert await describe(tmp_path / "out") == await describe(root)
     assert version.files == 1
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trainyard.artifacts.errors import UnsafePath
 
-MAX_PATH_BYTES = 4096
+MAX_PATH_BYTES = 4095  # what the system takes in one call, without the NUL
 MAX_NAME_BYTES = 255
 _FORBIDDEN = {"\0": "a NUL", "\\": "a backslash", "\n": "a line end", "\r": "a line end"}
 
