@@ -232,7 +232,7 @@ async def test_a_compaction_that_fails_changes_nothing(tmp_path):
         async with log.compacting:
             for first in range(3):
                 await log.stage(rows("w", 0, first, [["a"]], np.zeros))
-            closed = log.state.segments[0].path
+            closed = log.state.segments[0].held.path
             content = closed.read_bytes()
             closed.write_bytes(content[:-1] + b"x")
         with pytest.raises(DataLoss):
@@ -242,3 +242,17 @@ async def test_a_compaction_that_fails_changes_nothing(tmp_path):
         await logs.compactions.compact(run_id(1), 1)
         assert (await asyncio.to_thread(log.snapshot().points)).row.tolist() == [0, 1, 2]
     await logs.close()
+
+
+def test_a_snapshot_outlives_the_run_being_closed_and_opened(tmp_path):
+    player = filled(tmp_path)
+    before = player.states[0].snapshot(run_id(1))
+    expected = everything(before.points())
+    player.reopen()
+    player.compact()
+    player.reopen()
+    assert everything(before.points()) == expected
+    folder = player.folders[0].path
+    del before
+    assert [path.name for path in folder.glob("journal-*")] == ["journal-00000003.log"]
+    player.close()

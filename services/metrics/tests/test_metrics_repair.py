@@ -150,7 +150,7 @@ async def test_a_run_is_repaired_while_others_come_and_its_writers_go_on(tmp_pat
     async with logs.use(run_id(1)) as log:
         for first in (0, 10, 20):
             await log.stage(rows("w", 0, first, [["a"]] * 10, np.zeros))
-        path = log.state.segments[0].path
+        path = log.state.segments[0].held.path
         assert [damage async for damage in upkeep.verify(run_id(1))] == []
         flip(path, path.stat().st_size // 2)
         (damage,) = [damage async for damage in upkeep.verify(run_id(1))]

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from trainyard_metrics.storage.columnfiles import Verified
-from trainyard_metrics.storage.files import Damaged
+from trainyard_metrics.storage.files import Damaged, HeldFile
 from trainyard_metrics.storage.journal import check_frames
 from trainyard_metrics.storage.snapshot import ColumnPart, Snapshot
 
 
 def check(snapshot: Snapshot) -> Iterator[Damaged]:
-    """Everything that is not what was written. Blocks; reads as far as it is asked to."""
+    """Everything that is not what was written; ends when the run is removed. Blocks; reads as far as it is asked to."""
     for part in snapshot.files:
-        yield from _check_columns(part)
+        yield from _while_there(part.held, _check_columns(part))
     for segment in snapshot.segments:
         if segment.size:
-            yield from check_frames(segment.held.path, segment.size)
+            yield from _while_there(segment.held, check_frames(segment.held.path, segment.size))
+
+
+def _while_there(held: HeldFile, found: Iterator[Damaged]) -> Iterator[Damaged]:
+    return (damage for damage in found if held.path.parent.exists())
 
 
 def _check_columns(part: ColumnPart) -> Iterator[Damaged]:

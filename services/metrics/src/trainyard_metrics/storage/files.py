@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"
@@ -26,7 +27,7 @@ class Damaged(Exception):
 
 
 class HeldFile:
-    """A file that may be superseded while it is read: the last one who holds this object removes it.
+    """A file that may be superseded while it is read: the last one who holds this object removes it. See `hold`.
 
     A crash before that leaves a file that no manifest mentions; opening the run removes it.
     """
@@ -36,13 +37,21 @@ class HeldFile:
         self._superseded = False
 
     def supersede(self) -> None:
-        """The file is no longer part of its run."""
+        """The file is no longer part of its run. Its name is never used again."""
         self._superseded = True
 
     def __del__(self) -> None:
         if self._superseded:
             with contextlib.suppress(OSError):
                 self.path.unlink()
+
+
+_held: WeakValueDictionary[Path, HeldFile] = WeakValueDictionary()
+
+
+def hold(path: Path) -> HeldFile:
+    """The file at `path`, the same object for all who hold it, also when its run was closed and opened meanwhile."""
+    return _held.setdefault(path, HeldFile(path))
 
 
 def segment_name(number: int) -> str:

@@ -19,6 +19,7 @@ from trainyard_metrics.storage.files import (
     TEMPORARY,
     Damaged,
     HeldFile,
+    hold,
     is_columns,
     segment_name,
     segment_number,
@@ -30,10 +31,11 @@ from trainyard_metrics.storage.manifest import Manifest
 from trainyard_metrics.storage.snapshot import ColumnPart, Offsets, SegmentPart, Snapshot
 
 
-class Segment(HeldFile):
+class Segment:
     """A journal segment and where in it what is.
 
     Attributes:
+        held: its file.
         size: bytes that are durable.
         frames: how many.
         points: how many.
@@ -42,7 +44,7 @@ class Segment(HeldFile):
     """
 
     def __init__(self, folder: Path, number: int) -> None:
-        super().__init__(folder / segment_name(number))
+        self.held = hold(folder / segment_name(number))
         self.number = number
         self.size = 0
         self.frames = 0
@@ -61,9 +63,8 @@ class Segment(HeldFile):
 
     def part(self) -> SegmentPart:
         """What is in it by now."""
-        return SegmentPart(
-            self, self.size, Offsets(self.rows), {writer: Offsets(at) for writer, at in self.lines.items()}
-        )
+        lines = {writer: Offsets(offsets) for writer, offsets in self.lines.items()}
+        return SegmentPart(self.held, self.size, Offsets(self.rows), lines)
 
 
 @dataclass
@@ -104,9 +105,9 @@ class State:
         for held in self.files.values():
             held.supersede()
         while self.segments[0].number < manifest.first_segment:
-            self.segments.pop(0).supersede()
-        folder = self.segments[0].path.parent
-        self.files = {name: held or HeldFile(folder / name) for name, held in kept.items()}
+            self.segments.pop(0).held.supersede()
+        folder = self.segments[0].held.path.parent
+        self.files = {name: held or hold(folder / name) for name, held in kept.items()}
         self.manifest = manifest
 
     def snapshot(self, run_id: str) -> Snapshot:
@@ -138,7 +139,7 @@ class RunFolder:
         self._tidy(manifest, found)
         state = State(
             manifest,
-            {file.name: HeldFile(self.path / file.name) for file in manifest.files},
+            {file.name: hold(self.path / file.name) for file in manifest.files},
             [],
             dict(manifest.positions),
             dict(manifest.line_times),
@@ -169,7 +170,7 @@ class RunFolder:
             OSError: the old one goes on.
         """
         segment = Segment(self.path, number)
-        journal = _begun(segment.path)
+        journal = _begun(segment.held.path)
         self.close()
         self._journal = journal
         segment.size = journal.size
@@ -203,14 +204,14 @@ class RunFolder:
             self._journal = None
 
     def _recover(self, state: State, segment: Segment, *, newest: bool) -> None:
-        if segment.number == 0 and not segment.path.exists():
+        if segment.number == 0 and not segment.held.path.exists():
             pass  # a new run: its first frame makes the file
         elif not newest:
-            for offset, requests in frames(segment.path):
+            for offset, requests in frames(segment.held.path):
                 state.add(segment, offset, requests)
-            segment.size = segment.path.stat().st_size
+            segment.size = segment.held.path.stat().st_size
         else:
-            self._journal = Journal(segment.path)
+            self._journal = Journal(segment.held.path)
             for offset, requests in self._journal.recover():
                 state.add(segment, offset, requests)
             segment.size = self._journal.size
@@ -223,7 +224,7 @@ class RunFolder:
             number = segment_number(name)
             superseded = number is not None and number < manifest.first_segment
             if superseded or name.endswith(TEMPORARY) or (is_columns(name) and name not in known):
-                (self.path / name).unlink()
+                hold(self.path / name).supersede()
 
 
 def _begun(path: Path) -> Journal:
