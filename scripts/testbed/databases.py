@@ -15,7 +15,7 @@ import psycopg
 import redis
 
 from scripts.testbed import fetch
-from scripts.testbed.server import Server
+from scripts.testbed.server import Server, unprivileged
 
 
 class Redis(Server):
@@ -98,11 +98,16 @@ class Postgres(Server):
         initdb = self._program.beside("initdb")
         options = "-U trainyard -A scram-sha-256 -E UTF8 --locale=C.UTF-8 --no-sync"
         done = subprocess.run(
-            [str(initdb.path), "-D", str(self._data), *options.split(), f"--pwfile={self._password_file}"],
+            [
+                *unprivileged(user),
+                str(initdb.path),
+                "-D",
+                str(self._data),
+                *options.split(),
+                f"--pwfile={self._password_file}",
+            ],
             env=os.environ | initdb.environ(),
             cwd=self.folder,
-            user=user,
-            extra_groups=[] if user else None,
             capture_output=True,
             text=True,
         )

@@ -5,8 +5,8 @@ The kernel ends a server when the process that started it dies, however it dies 
 
 from __future__ import annotations
 
-import ctypes
 import os
+import pwd
 import random
 import signal
 import socket
@@ -21,8 +21,6 @@ START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 _LOOK_S = 0.02
 _PORTS = range(20_000, 32_000)  # below those the kernel gives to outgoing connections
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 # To the kernel a process's parent is the thread that made it: this one lives as long as the process.
 _spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
 
@@ -46,8 +44,16 @@ def accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _die_with_parent() -> None:
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def unprivileged(user: str | None) -> list[str]:
+    """What to put before a command that runs as somebody else; nothing for None."""
+    if user is None:
+        return []
+    return ["setpriv", f"--reuid={user}", f"--regid={pwd.getpwnam(user).pw_gid}", "--clear-groups"]
+
+
+def _dies_with_parent(command: list[str], user: str | None) -> list[str]:
+    # By a program, not by a function between fork and exec: gRPC's threads do not survive a plain fork.
+    return [*(unprivileged(user) or ["setpriv"]), "--pdeathsig=KILL", "--", *command]
 
 
 class Server(ABC):
@@ -111,16 +117,13 @@ class Server(ABC):
         with self.log.open("ab") as log:
             self.process = _spawner.submit(
                 subprocess.Popen,
-                self.command(),
+                _dies_with_parent(self.command(), self.user()),
                 env=os.environ | dict(self.environ()),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                user=self.user(),
-                extra_groups=[] if self.user() else None,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,
             ).result()
 
     def wait_ready(self, ready: Callable[[], bool] | None = None) -> None:
