@@ -22,40 +22,40 @@ def mode() -> str:
 
 
 @pytest.mark.parametrize("seed", [61])
-def test_metrics_and_artifacts_killed_at_random_moments_lose_nothing(yard: SplitHome, tmp_path, seed):
+def test_metrics_and_artifacts_killed_at_random_moments_lose_nothing(shared_yard: SplitHome, tmp_path, seed):
     rng = random.Random(seed)
-    training = Training.start(yard, tmp_path, seed=seed)
+    training = Training.start(shared_yard, tmp_path, seed=seed)
     training.advance(1)
     for _ in range(KILLS):
         training.advance(rng.choice([0, 300, 1000]))
         victims = rng.choice([["metrics"], ["artifacts"], ["metrics", "artifacts"]])
         for name in victims:
-            yard.split.services[name].kill()
+            shared_yard.split.services[name].kill()
         training.advance(rng.randint(1, 1000))
         for name in victims:
-            yard.split.services[name].start()
+            shared_yard.split.services[name].start()
     assert training.finish().attempt == 1
 
 
 @pytest.mark.parametrize("name", ["scheduler", "launcher"])
-def test_a_killed_service_of_jobs_does_not_stop_what_runs(yard: SplitHome, tmp_path, name):
-    training = Training.start(yard, tmp_path, workers=1)
+def test_a_killed_service_of_jobs_does_not_stop_what_runs(shared_yard: SplitHome, tmp_path, name):
+    training = Training.start(shared_yard, tmp_path, workers=1)
     wait_until(lambda: training.stored_steps() > 0, "points to arrive")
-    yard.split.services[name].kill()
+    shared_yard.split.services[name].kill()
     waited = training.steps + 500
     wait_until(lambda: training.stored_steps() >= waited, "metrics to take points as before", PATIENCE_S)
-    yard.split.services[name].start()
+    shared_yard.split.services[name].start()
     assert training.finish().attempt == 1
 
 
-def test_metrics_that_stand_still_are_waited_for_and_no_memory_grows(yard: SplitHome, tmp_path):
-    training = Training.start(yard, tmp_path)
+def test_metrics_that_stand_still_are_waited_for_and_no_memory_grows(shared_yard: SplitHome, tmp_path):
+    training = Training.start(shared_yard, tmp_path)
     wait_until(lambda: training.stored_steps() > 0, "points to arrive")
-    metrics = yard.split.services["metrics"]
+    metrics = shared_yard.split.services["metrics"]
     before = memory_bytes(psutil.Process(metrics.process.pid))
     metrics.pause()
     training.advance(5000)
-    assert memory_bytes(*yard.agents()) < AGENT_MEMORY * len(yard.agents())
+    assert memory_bytes(*shared_yard.agents()) < AGENT_MEMORY * len(shared_yard.agents())
     metrics.resume()
     waited = training.steps
     wait_until(lambda: training.stored_steps() >= waited, "what waited to be stored", PATIENCE_S)
