@@ -211,8 +211,8 @@ async def test_lines_can_go_while_points_stay(tmp_path):
 
 
 async def test_usage_counts_files_by_kind_and_maintenance_turns_one_into_the_other(tmp_path):
-    player = with_all_kinds(tmp_path)
-    logs = RunLogs(player.folders[0].path.parent, Settings(), Counters(CollectorRegistry()), lambda run, requests: None)
+    folder = with_all_kinds(tmp_path).folders[0].path
+    logs = RunLogs(folder.parent, Settings(), Counters(CollectorRegistry()), lambda run, requests: None)
     upkeep = Upkeep(logs, Settings())
     before = await upkeep.usage()
     assert (before.runs, before.journals.files, before.columns.files, before.other.files) == (1, 3, 2, 1)
@@ -221,4 +221,4 @@ async def test_usage_counts_files_by_kind_and_maintenance_turns_one_into_the_oth
     assert (after.journals.files, after.columns.files) == (1, 6)
     assert after.journals.bytes < before.journals.bytes
     await logs.close()
-    assert [segment_number(path.name) for path in player.folders[0].path.glob("journal*")] == [5]
+    assert [segment_number(path.name) for path in folder.glob("journal*")] == [5]
