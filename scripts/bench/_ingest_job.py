@@ -26,6 +26,8 @@ WRITERS = 8
 LOOKS_PER_S = 20
 STEPS_PER_QUERY = 50_000
 PATIENCE_S = 300
+# Eight interpreters and the agent start meanwhile.
+START_S = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,7 @@ def _document(folder: Path, rows_per_s: float, rows: int) -> str:
     writer = Path(__file__).with_name("_ingest_writer.py")
     spec = {
         "runtime": "torchrun",
-        "command": [sys.executable, str(writer), str(rows_per_s), str(rows), str(folder)],
+        "command": [sys.executable, str(writer), str(rows_per_s), str(rows), str(time.time() + START_S), str(folder)],
         "workersPerNode": WRITERS,
         "resources": {"cpu": "100m", "memory": "100Mi"},
     }

@@ -1,6 +1,7 @@
 """One of the writing processes of `metrics_ingest`: `tracker.log` of ten values at an even rate, inside of a job.
 
-Arguments: rows per second, rows, a folder to leave a report in. Needs the standard library and `trainyard.tracker`.
+Arguments: rows per second, rows, when to begin (so that all begin together), a folder to leave a report in. Needs the
+standard library and `trainyard.tracker`.
 """
 
 import json
@@ -39,8 +40,9 @@ def write(rank: int, rows_per_s: float, total: int) -> dict[str, object]:
 
 
 def main() -> None:
-    rows_per_s, total, folder = float(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    rows_per_s, total, begin_at_s, folder = float(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4])
     rank = int(os.environ["RANK"])
+    time.sleep(max(0.0, begin_at_s - time.time()))
     report = write(rank, rows_per_s, total)
     (folder / f"rank-{rank}.json").write_text(json.dumps(report))
 

@@ -39,7 +39,7 @@ def sustained(result: Ingest) -> bool:
 
 def highest_rate(run: Callable[[float], Ingest]) -> list[tuple[float, Ingest]]:
     """Tries rates until one is not sustained; the rates that were."""
-    tried = []
+    tried: list[tuple[float, Ingest]] = []
     rate = float(FIRST_RATE)
     while True:
         progress(f"{rate:,.0f} points/s for {TRY_S:.0f} s")

@@ -244,7 +244,7 @@ async def deaf_service():
 async def test_what_is_under_way_is_bounded_and_no_writer_waits_for_another(folder, monkeypatch):
     logs = [Log() for _ in range(3)]
     for log in logs:
-        write(log, 0, 500, names=tuple(f"name{number}" for number in range(200)))
+        write(log, 0, 500, names=tuple(f"name{number}" for number in range(400)))
     tracked = Tracked(folder)
     tracked.look()
     sent = []

@@ -16,7 +16,7 @@ from trainyard.tracker.reading import Group, LogReader, Stretch
 
 LINES_PER_BATCH = 2_000
 SAMPLES_PER_BATCH = 2_000
-BATCH_BYTES = 128 * 1024
+BATCH_BYTES = 256 * 1024
 MAX_SAMPLES = 4_000
 
 

@@ -10,7 +10,7 @@ from trainyard_protos.v1 import metrics_pb2
 
 from trainyard.agent.sources import Source
 
-MAX_BYTES = 512 * 1024
+MAX_BYTES = 2 * 1024 * 1024
 
 
 class Window:
