@@ -133,7 +133,7 @@ async def test_maintenance_says_what_it_did(yard, tree):
     await yard.user().DeleteVersion(pb.DeleteVersionRequest(reference="m"))
     await yard.age()
     response = await yard.admin().Maintain(admin_pb2.MaintainRequest())
-    assert list(response.done) == ["1 unused chunks removed", "1 empty packs removed"]
+    assert list(response.done) == ["unused chunks removed: 1", "empty packs removed: 1"]
     assert response.freed_bytes > 50_000
     assert yard.packs() == []
 

@@ -14,6 +14,12 @@ from services.artifacts.tests.store_kit import Yard, contents, noise, put, refus
 MIB = 1024 * 1024
 
 
+@pytest.fixture
+def database_url(tmp_path):
+    """Bytes take the same way whatever the database is."""
+    return f"sqlite:///{tmp_path}/database.db"
+
+
 def chunk(data, **fields):
     return pb.Chunk(hash=blake3(data).digest(), data=data, **fields)
 

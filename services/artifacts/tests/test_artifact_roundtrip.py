@@ -15,6 +15,12 @@ from services.artifacts.tests.store_kit import contents, flip, noise, refused
 MIB = 1024 * 1024
 
 
+@pytest.fixture
+def database_url(tmp_path):
+    """Bytes take the same way whatever the database is."""
+    return f"sqlite:///{tmp_path}/database.db"
+
+
 async def test_a_tree_comes_back_with_bytes_modes_and_links(yard, tree, tmp_path):
     root = tree({"train.py": b"print()", "big.bin": noise(9 * MIB), "a/b/empty": b""})
     (root / "train.py").chmod(0o755)

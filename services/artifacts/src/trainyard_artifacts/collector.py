@@ -59,7 +59,7 @@ class Collected:
             "empty packs removed": self.packs,
             "unfinished packs removed": self.orphans,
         }
-        return [f"{count:,} {what}" for what, count in said.items() if count]
+        return [f"{what}: {count:,}" for what, count in said.items() if count]
 
 
 @dataclass

@@ -64,7 +64,7 @@ class Verifier:
     async def _pack_findings(self, pack: Occupancy, found: Inspected, repair: bool) -> AsyncIterator[Finding]:
         called = f"pack {pack.id} of workspace '{pack.workspace}'"
         if found.lost:
-            what = f"{called} is gone" if found.gone else f"{called}: {len(found.lost):,} damaged chunks"
+            what = f"{called} is gone" if found.gone else f"{called}: {len(found.lost):,} of its chunks cannot be read"
             yield await self._lost(what, pack.workspace, found.lost, pack.id, repair)
         if found.bad_table and not found.lost:
             rewritten = await self.collector.rewrite([pack]) if repair else 0
@@ -80,7 +80,7 @@ class Verifier:
                 )
                 await self.store.write(again)
             yield Finding(
-                what=f"{called}: {len(found.sound_again):,} chunks count as damaged and are not",
+                what=f"{called}: {len(found.sound_again):,} of its chunks count as damaged and are not",
                 hint="" if repair else "repair lets them count as sound",
                 repaired=repair,
             )
@@ -96,7 +96,7 @@ class Verifier:
                 lost=f"every file of {holders.name_of(row)}",
             )
         if missing:
-            what = f"the index lacks {len(missing):,} chunks of {holders.name_of(row)}"
+            what = f"the index does not know {len(missing):,} of the chunks of {holders.name_of(row)}"
             yield await self._lost(what, row.workspace, missing, "", repair)
 
     async def _lost(self, what: str, workspace: str, lost: Collection[bytes], pack: str, repair: bool) -> Finding:
@@ -155,7 +155,7 @@ class Verifier:
             return
         for workspace, count in wrong.items():
             yield Finding(
-                what=f"{count:,} chunks of workspace '{workspace}' count wrong how many versions hold them",
+                what=f"{count:,} of the chunks of workspace '{workspace}' count wrong how many versions hold them",
                 hint="" if repair else "repair counts again",
                 repaired=repair,
             )
