@@ -1,4 +1,4 @@
-"""The schema of every service, from nothing and from every earlier release, is what its code expects, on both databases."""
+"""The schema of every service, made from nothing or from an earlier one, is what its code expects."""
 
 from pathlib import Path
 

@@ -5,9 +5,10 @@ import pytest
 from servicekit.celery import Worker, celery_app, register, start_queue, stop_queue
 
 
-@pytest.fixture
-def app():
-    return celery_app()
+@pytest.fixture(params=["inprocess", "redis"])
+def app(request):
+    """An application within this process, and one over Redis."""
+    return celery_app() if request.param == "inprocess" else celery_app(request.getfixturevalue("redis_url"))
 
 
 @pytest.fixture
