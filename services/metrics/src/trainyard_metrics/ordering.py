@@ -1,7 +1,7 @@
 """The order of found runs, and where the next page begins: `metrics.loss desc, created`.
 
-Runs that lack what they are ordered by come last, whichever the direction; runs that are equal come newest first. A page
-token holds the keys of the last run that was sent, so that pages neither repeat nor miss runs that stay as they are.
+Runs that lack what they are ordered by come last, whichever the direction; runs that are equal come newest first. A
+page token holds the keys of the last run that was sent: pages neither repeat nor miss runs that stay as they are.
 """
 
 from __future__ import annotations

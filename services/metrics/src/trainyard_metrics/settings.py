@@ -61,7 +61,7 @@ class Settings(BaseModel):
     exported_s: float = Field(600.0, ge=0)
     """Prometheus is shown runs that changed within this time."""
     max_exported_series: int = Field(10_000, ge=0)
-    """Series that Prometheus is shown, of the runs that changed last; `trainyard_run_series_left_out` tells the rest."""
+    """Series that Prometheus is shown, of the runs that changed last; `trainyard_run_series_left_out` has the rest."""
     plain_run_ttl_s: float = Field(0, ge=0)
     """How long a plain process's run is kept after its newest point; 0: for ever. Runs of jobs go with their jobs."""
     log_ttl_s: float = Field(0, ge=0)

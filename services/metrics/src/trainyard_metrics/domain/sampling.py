@@ -10,8 +10,8 @@ from trainyard_metrics.domain.columns import Floats, Ints
 def downsample(value: Floats, max_points: int) -> Ints:
     """Indexes of at most `max_points` (3 or more) points to keep, ascending.
 
-    Points are cut into buckets whose sizes differ by one at most. A bucket keeps its minimum and its maximum (infinities
-    count as such) and, when it has one, its first NaN.
+    Points are cut into buckets whose sizes differ by one at most. A bucket keeps its minimum and its maximum
+    (infinities count as such) and, when it has one, its first NaN.
     """
     if len(value) <= max_points:
         return np.arange(len(value))
