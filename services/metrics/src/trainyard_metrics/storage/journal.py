@@ -5,8 +5,8 @@
     payload:= (length:u32 AppendRequest)*
 
 A frame is what was written with one fsync. A crash can tear the last frame alone, because the next is written only
-after the fsync; so a bad frame at the end of the newest file was never acknowledged, and a bad one anywhere else is
-damage.
+after the fsync. A last frame that is short, or has zeros where its end or a page never reached the disk, was torn and never
+acknowledged; one that is bad in any other way, or anywhere else, is damage.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _HEADER = struct.Struct("<III")
 _CHECKED = struct.Struct("<II")
 _LENGTH = struct.Struct("<I")
 _SEARCHED = 1024 * 1024
+_PAGE = 4096
 
 
 class Journal:
@@ -108,13 +109,19 @@ class Journal:
             return True
         length, _, check = _HEADER.unpack(header)
         if check == zlib.crc32(header[: _CHECKED.size]):
-            return offset + _HEADER.size + int(length) >= end
+            stop = offset + _HEADER.size + int(length)
+            return stop > end or (stop == end and self._lacks_a_part(offset + _HEADER.size, end))
         # The file's new length may reach the disk before its content does.
         return self._only_zeros(offset + _HEADER.size, end)
 
+    def _lacks_a_part(self, offset: int, end: int) -> bool:
+        """Whether its end, or a page between, never reached the disk: all else that is whole, but wrong, is damage."""
+        starts = (end - 1, offset, *range(offset - offset % _PAGE + _PAGE, end, _PAGE))
+        return any(self._only_zeros(start, min(end, start - start % _PAGE + _PAGE)) for start in starts)
+
     def _only_zeros(self, offset: int, end: int) -> bool:
         while offset < end:
-            block = os.pread(self._descriptor, 1 << 20, offset)
+            block = os.pread(self._descriptor, min(1 << 20, end - offset), offset)
             if not block or block.count(0) != len(block):
                 return False
             offset += len(block)
