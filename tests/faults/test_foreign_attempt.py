@@ -65,6 +65,7 @@ def about(method: MethodDescriptor, job: str, attempt: str) -> Message:
     nested = {
         "OpenRun": metrics_pb2.OpenRunRequest(run=metrics_pb2.Run(id=attempt, job_id=job, fence=9)),
         "ListSeries": metrics_pb2.ListSeriesRequest(selector={"job_id": job}),
+        "ReadLogs": metrics_pb2.ReadLogsRequest(job_id=job),
         "QuerySeries": metrics_pb2.QuerySeriesRequest(selector={"run_id": attempt}),
         "WatchSeries": metrics_pb2.WatchSeriesRequest(selector={"job_id": job}),
         "Session": launcher_pb2.AgentMessage(hello={"attempt_id": attempt, "fence": 1}),
