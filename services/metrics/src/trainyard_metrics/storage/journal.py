@@ -5,8 +5,8 @@
     payload:= (length:u32 AppendRequest)*
 
 A frame is what was written with one fsync. A crash can tear the last frame alone, because the next is written only
-after the fsync. A last frame that is short, or has zeros where its end or a page never reached the disk, was torn and never
-acknowledged; one that is bad in any other way, or anywhere else, is damage.
+after the fsync. A last frame that is short, or has zeros where its end or a page never reached the disk, was torn and
+never acknowledged; one that is bad in any other way, or anywhere else, is damage.
 """
 
 from __future__ import annotations
