@@ -68,7 +68,6 @@ class Ours:
 
     def __init__(self, yard: BenchYard) -> None:
         self._yard = yard
-        self._number = 0
 
     def put(self, folder: Path) -> tuple[float, int]:
         """Stores a folder as a version; seconds, and bytes sent."""

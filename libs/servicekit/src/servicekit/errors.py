@@ -13,6 +13,7 @@ and hint) and the `Problems` of a refused document, which the client turns back 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping, Sequence
 
 import grpc
@@ -134,3 +135,33 @@ def reason_of(error: grpc.RpcError) -> str:
     """The stable reason a service gave, or "" when the error has none (for instance, a broken connection)."""
     metadata = dict(error.trailing_metadata() or ()) if isinstance(error, grpc.Call | grpc.aio.AioRpcError) else {}
     return common_pb2.ErrorInfo.FromString(metadata.get(ERROR_KEY, b"")).reason
+
+
+def disk_failed(error: Exception, whose: str) -> ServiceError:
+    """The error for a disk that did not take what a service was to store.
+
+    Args:
+        whose: the service, in words ("the artifact store").
+    """
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return ResourceExhausted(
+            f"the disk of {whose} is full",
+            reason="DiskFull",
+            hint="free space; what was acknowledged is intact, the rest is to be sent again",
+        )
+    what = isinstance(error, OSError) and error.strerror
+    return Unavailable(
+        f"the disk of {whose} failed: {what or error}",
+        reason="StorageFailed",
+        hint="look at the disk, then try again",
+    )
+
+
+def stale_fence(job_id: str, fence: int, highest: int) -> FailedPrecondition:
+    """The error for an attempt that another one has replaced."""
+    return FailedPrecondition(
+        f"attempt {fence} of job {job_id} was replaced by attempt {highest}",
+        reason="StaleFence",
+        hint="end this attempt: another one has taken over",
+        fields={"fence": str(fence), "highest": str(highest)},
+    )

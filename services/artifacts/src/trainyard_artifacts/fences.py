@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from servicekit.auth import Principal
-from servicekit.errors import FailedPrecondition
+from servicekit.errors import stale_fence
 from servicekit.store import Store
 from sqlmodel import Session
 
@@ -46,12 +46,7 @@ def check(session: Session, workspace: str, job_id: str, fence: int) -> None:
     """
     highest = _raise(session, workspace, job_id, fence)
     if fence < highest:
-        raise FailedPrecondition(
-            f"attempt {fence} of job {job_id} was replaced by attempt {highest}",
-            reason="StaleFence",
-            hint="end this attempt: another one has taken over",
-            fields={"fence": str(fence), "highest": str(highest)},
-        )
+        raise stale_fence(job_id, fence, highest)
 
 
 def _raise(session: Session, workspace: str, job_id: str, fence: int) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from posixpath import dirname, join, normpath
 
 from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound, OutOfRange
+from servicekit.paging import page_size
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
 from trainyard_artifacts.trees import Tree
@@ -20,7 +21,7 @@ _MAX_LINKS = 16
 
 def page(tree: Tree, request: pb.ListFilesRequest) -> pb.ListFilesResponse:
     """One page of files, without their chunks; its token is the path of its last file."""
-    size = min(request.page_size if request.page_size > 0 else DEFAULT_PAGE, MAX_PAGE)
+    size = page_size(request.page_size, default=DEFAULT_PAGE, most=MAX_PAGE)
     at = bisect_left(tree.names, request.prefix)
     if request.page_token:
         at = max(at, bisect_left(tree.names, request.page_token + "\0"))

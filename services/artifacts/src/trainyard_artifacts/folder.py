@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from servicekit.errors import ResourceExhausted, ServiceError, Unavailable
+from servicekit.disk import sync_folder
+from servicekit.errors import disk_failed
+from servicekit.usage import free_bytes
 
 from trainyard_artifacts.direct import Writer
 from trainyard_artifacts.objects import ObjectMissing
@@ -45,7 +45,7 @@ class FolderObjects:
         return await self._run(lambda: _list(self._root, self._root / prefix))
 
     async def free_bytes(self) -> int:
-        return await self._run(lambda: shutil.disk_usage(self._root if self._root.exists() else self._root.parent).free)
+        return await self._run(lambda: free_bytes(self._root))
 
     async def close(self) -> None:
         await asyncio.to_thread(self._pool.shutdown)
@@ -54,7 +54,7 @@ class FolderObjects:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
         except OSError as error:
-            raise _translate(error) from error
+            raise disk_failed(error, "the artifact store") from error
 
 
 def _write(writer: Writer, path: Path, parts: Sequence[bytes]) -> None:
@@ -62,7 +62,7 @@ def _write(writer: Writer, path: Path, parts: Sequence[bytes]) -> None:
     unfinished = path.with_name(path.name + UNFINISHED)
     writer.write(unfinished, parts)
     unfinished.rename(path)
-    _sync_folder(path.parent)
+    sync_folder(path.parent)
 
 
 def _make_folder(folder: Path) -> None:
@@ -70,15 +70,7 @@ def _make_folder(folder: Path) -> None:
         return
     _make_folder(folder.parent)
     folder.mkdir(exist_ok=True, mode=0o700)
-    _sync_folder(folder.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(folder.parent)
 
 
 def _read(path: Path, offset: int, size: int) -> bytes:
@@ -112,17 +104,3 @@ def _list(root: Path, folder: Path) -> list[tuple[str, int]]:
         if not path.is_dir():
             found.append((path.relative_to(root).as_posix(), status.st_size))
     return sorted(found)
-
-
-def _translate(error: OSError) -> ServiceError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceExhausted(
-            "the disk of the artifact store is full",
-            reason="DiskFull",
-            hint="free space; what was stored before is intact",
-        )
-    return Unavailable(
-        f"the disk of the artifact store failed: {error.strerror or error}",
-        reason="StorageFailed",
-        hint="look at the disk, then try again",
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from servicekit.paging import page_size
 from sqlalchemy import func
 from sqlmodel import Session, col, select
 from trainyard_protos.v1 import artifacts_pb2 as pb
@@ -25,7 +26,7 @@ def versions(session: Session, workspace: str, request: pb.ListVersionsRequest) 
         query = query.where(VersionRow.job_id == request.job_id)
     if request.page_token:
         query = query.where(VersionRow.id < request.page_token)
-    size = min(request.page_size if request.page_size > 0 else DEFAULT_PAGE, MAX_PAGE)
+    size = page_size(request.page_size, default=DEFAULT_PAGE, most=MAX_PAGE)
     rows = session.exec(query.order_by(col(VersionRow.id).desc()).limit(size + 1)).all()
     page = _within_message(catalog.messages(session, rows[:size]))
     more = len(page) < len(rows)

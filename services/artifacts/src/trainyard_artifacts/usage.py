@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import sqlalchemy
+from servicekit.usage import Usage, database_bytes
 from sqlalchemy import func, select
 from sqlmodel import Session, col
-from trainyard_protos.v1 import admin_pb2 as pb
 
 from trainyard_artifacts.tables import ChunkRow, PackRow, VersionRow
 
 
-def measure(session: Session) -> list[pb.GetUsageResponse.Usage]:
+def measure(session: Session) -> list[Usage]:
     """Bytes and counts: of the database, then by workspace of versions, packs, chunks and unused chunks."""
     versions = (
         select(col(VersionRow.workspace), func.sum(VersionRow.size), func.count())
@@ -21,7 +18,7 @@ def measure(session: Session) -> list[pb.GetUsageResponse.Usage]:
     )
     packs = select(col(PackRow.workspace), func.sum(PackRow.size), func.count()).group_by(col(PackRow.workspace))
     chunks = select(col(ChunkRow.workspace), func.sum(ChunkRow.size), func.count()).group_by(col(ChunkRow.workspace))
-    found = [pb.GetUsageResponse.Usage(what="database", bytes=_database_bytes(session))]
+    found = [Usage(what="database", bytes=database_bytes(session))]
     for what, unit, query in (
         ("versions", "versions", versions),
         ("packs", "packs", packs),
@@ -30,15 +27,5 @@ def measure(session: Session) -> list[pb.GetUsageResponse.Usage]:
         ("damaged chunks", "chunks", chunks.where(col(ChunkRow.damaged))),
     ):
         for workspace, size, count in session.execute(query):
-            found.append(
-                pb.GetUsageResponse.Usage(what=what, workspace=workspace, bytes=int(size), count=count, unit=unit)
-            )
+            found.append(Usage(what=what, workspace=workspace, bytes=int(size), count=count, unit=unit))
     return found
-
-
-def _database_bytes(session: Session) -> int:
-    connection = session.connection()
-    if connection.dialect.name == "sqlite":
-        path = Path(connection.engine.url.database or "")
-        return sum(file.stat().st_size for file in (path, path.with_name(f"{path.name}-wal")) if file.exists())
-    return int(connection.execute(sqlalchemy.text("SELECT pg_database_size(current_database())")).scalar() or 0)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import socket
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+from servicekit.settings import Settings as ServiceSettings
 
 
-class Settings(BaseModel):
+class Settings(ServiceSettings):
     """Frozen; unknown keys are refused. Names end in their unit."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     pool: str = "local"
     """Name of the pool of machines that this launcher announces."""

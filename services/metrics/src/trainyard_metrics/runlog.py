@@ -8,19 +8,19 @@ last one ran, and batches of a writer can follow each other without waiting.
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from servicekit.errors import InvalidArgument, OutOfRange, ResourceExhausted, ServiceError, Unavailable
+from servicekit.errors import InvalidArgument, ServiceError, disk_failed
 from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
 from trainyard_metrics.counters import Counters
 from trainyard_metrics.domain import batches
 from trainyard_metrics.settings import Settings
+from trainyard_metrics.staging import Staging
 from trainyard_metrics.storage.folder import RunFolder, Segment, State
 from trainyard_metrics.storage.made import Made
 from trainyard_metrics.storage.manifest import Manifest
@@ -29,8 +29,6 @@ from trainyard_metrics.storage.snapshot import Snapshot
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_LONG_AGO = -(2**63)
-
 
 OnStored = Callable[[str, Sequence[AppendRequest]], None]
 """Told, in the event loop, of each frame that is durable, before it is acknowledged: the run's id and what is in it."""
@@ -61,12 +59,11 @@ class RunLog:
         self._executor = executor
         self._on_stored = on_stored
         self._on_rolled = on_rolled
-        self._forget_staged()
+        self._staging = Staging(run_id, state, settings, counters)
         self._pending: list[tuple[AppendRequest, asyncio.Future[None]]] = []
         self._newest: asyncio.Future[None] | None = None
         self._flusher: asyncio.Task[None] | None = None
         self._finished: ServiceError | None = None
-        self._warned = False
 
     def position(self, writer_id: str) -> int:
         """The first number of a writer that is not durable."""
@@ -87,18 +84,8 @@ class RunLog:
         """
         if self._finished is not None:
             raise self._finished
-        batches.check(request)
-        expected = self._staged.get(request.writer_id, 0)
-        self._check_order(request, expected)
-        known = min(batches.count(request), expected - request.first_seq)
-        self._counters.skipped.inc(known)
-        batches.skip(request, known)
-        added = batches.count(request)
-        if not added:
+        if not self._staging.add(request):
             return self._settled()
-        self._refuse_names(request)
-        self._order_lines(request)
-        self._staged[request.writer_id] = expected + added
         return self._enqueue(request)
 
     async def finish(self, why: ServiceError) -> None:
@@ -113,58 +100,6 @@ class RunLog:
     def idle(self) -> bool:
         """Whether nothing waits to be stored."""
         return not self._pending and (self._flusher is None or self._flusher.done())
-
-    def _check_order(self, request: AppendRequest, expected: int) -> None:
-        if request.first_seq > expected:
-            self._counters.holes.inc()
-            raise OutOfRange(
-                f"writer {request.writer_id} of run {self.run_id} sent record {request.first_seq}; {expected} is next",
-                reason="Hole",
-                hint="go on with the expected number",
-                fields={"expected": str(expected), "writer_id": request.writer_id, "run_id": self.run_id},
-            )
-        if request.writer_id not in self._staged and len(self._staged) >= self._settings.max_writers_per_run:
-            raise ResourceExhausted(
-                f"run {self.run_id} has {len(self._staged):,} writers already",
-                reason="TooManyWriters",
-                hint="a writer is a process, not a call: keep one for the life of the process",
-            )
-
-    def _refuse_names(self, request: AppendRequest) -> None:
-        refused = batches.refuse_names(request.rows, self._allow_name)
-        if not refused:
-            return
-        self._counters.refused_points.inc(sum(refused.values()))
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "series refused",
-                extra={"run": self.run_id, "series": next(iter(refused))[:256], "names": len(self._names)},
-            )
-
-    def _allow_name(self, name: str) -> bool:
-        if name in self._names:
-            return True
-        if len(self._names) >= self._settings.max_names_per_run or not batches.is_name(name):
-            return False
-        self._names.add(name)
-        return True
-
-    def _order_lines(self, request: AppendRequest) -> None:
-        # A clock that was set back must not put a line before the one it follows.
-        if not request.HasField("lines"):
-            return
-        latest = self._line_times.get(request.writer_id, _LONG_AGO)
-        for line in request.lines.lines:
-            if line.time_ns < latest:
-                line.time_ns = latest
-            latest = line.time_ns
-        self._line_times[request.writer_id] = latest
-
-    def _forget_staged(self) -> None:
-        self._staged = dict(self.state.positions)
-        self._line_times = dict(self.state.line_times)
-        self._names = set(self.state.names)
 
     def _settled(self) -> asyncio.Future[None]:
         # A repeated batch may be one that is staged, but not durable yet.
@@ -261,13 +196,14 @@ class RunLog:
     def _fail(self, group: list[tuple[AppendRequest, asyncio.Future[None]]], error: ServiceError) -> None:
         # What was staged behind the failed group counts on it, so it fails as well; writers send it all again.
         failed, self._pending = [*group, *self._pending], []
-        self._forget_staged()
+        self._staging.forget()
         for _, future in failed:
             if not future.done():
                 future.set_exception(error)
 
     def _translate(self, error: Exception) -> ServiceError:
-        translated = _translate(error)
+        logger.error("records not written", exc_info=error)
+        translated = disk_failed(error, "the metrics ingestor")
         self._counters.write_errors.labels(translated.reason).inc()
         return translated
 
@@ -288,21 +224,6 @@ def _retrieve(future: asyncio.Future[None]) -> None:
     # A stream that ended no longer looks at its futures; their errors were told to nobody on purpose.
     if not future.cancelled():
         future.exception()
-
-
-def _translate(error: Exception) -> ServiceError:
-    logger.error("records not written", exc_info=error)
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return ResourceExhausted(
-            "the disk of the metrics ingestor is full",
-            reason="DiskFull",
-            hint="free space; what was acknowledged is intact, the rest is to be sent again",
-        )
-    return Unavailable(
-        f"the disk of the metrics ingestor failed: {error}",
-        reason="StorageFailed",
-        hint="look at the disk, then try again",
-    )
 
 
 def too_large(size: int, limit: int) -> InvalidArgument:

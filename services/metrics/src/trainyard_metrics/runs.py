@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from servicekit.errors import AlreadyExists, FailedPrecondition, InvalidArgument, NotFound
+from servicekit.errors import AlreadyExists, InvalidArgument, NotFound, stale_fence
 from servicekit.ids import now_ns
+from servicekit.paging import page_size
 from servicekit.store import upsert
-from sqlalchemy import update
+from sqlalchemy import Row, update
 from sqlmodel import Session, SQLModel, col, delete, select
 from trainyard_protos.v1 import metrics_pb2 as pb
 
@@ -20,6 +22,7 @@ from trainyard_metrics.tables import FenceRow, ParamRow, RunRow, TagRow
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
+_ENCODED = 6  # bytes of JSON that a character takes at most
 _MAX_PAGE_BYTES = 4 * 1024 * 1024
 _PARAMS = SQLModel.metadata.tables["metrics_param"]
 _TAGS = SQLModel.metadata.tables["metrics_tag"]
@@ -73,16 +76,20 @@ def check(run: pb.Run, settings: Settings) -> None:
         "rewind": (run.rewind.ByteSize(), settings.max_context_bytes),
     }
     for what, (size, limit) in sizes.items():
-        if size > limit:
-            raise InvalidArgument(f"{what} of {size:,} bytes", reason="TooLarge", hint=f"at most {limit:,} are kept")
+        _check_size(what, size, limit)
     for what, text in (("params", run.params), ("context", run.context)):
         _parse(what, text)
+
+
+def _check_size(what: str, size: int, limit: int) -> None:
+    if size > limit:
+        raise InvalidArgument(f"{what} of {size:,} bytes", reason="TooLarge", hint=f"at most {limit:,} are kept")
 
 
 def _parse(what: str, text: str) -> dict[str, object]:
     try:
         value = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
         raise InvalidArgument(
@@ -91,12 +98,13 @@ def _parse(what: str, text: str) -> dict[str, object]:
     return value
 
 
-def open_run(session: Session, run: pb.Run) -> Opened:
+def open_run(session: Session, run: pb.Run, settings: Settings) -> Opened:
     """Registers a run, or adds to it when it is there. `run` was checked. A rewind, once given, stays.
 
     Raises:
         FailedPrecondition: StaleFence.
         AlreadyExists: the id is another job's.
+        InvalidArgument: TooLarge, together with what is there.
     """
     row = session.get(RunRow, run.id)
     stitch = row is None or (row.rewind is None and run.HasField("rewind"))
@@ -108,7 +116,7 @@ def open_run(session: Session, run: pb.Run) -> Opened:
         row.rewind = run.rewind.SerializeToString()
     stitch = stitch and _supersede_earlier(session, run)
     row.dirty = row.dirty or stitch
-    _describe(session, row, run)
+    _describe(session, row, run, settings)
     return Opened(message(row), facts(row), stitch)
 
 
@@ -134,11 +142,12 @@ def _supersede_earlier(session: Session, run: pb.Run) -> bool:
     return bool(session.connection().execute(earlier.values(superseded=True)).rowcount)
 
 
-def _describe(session: Session, row: RunRow, run: pb.Run) -> None:
+def _describe(session: Session, row: RunRow, run: pb.Run, settings: Settings) -> None:
     params = _parse("params", run.params)
     row.params = json.dumps({**json.loads(row.params), **params})
     row.context = json.dumps({**json.loads(row.context), **_parse("context", run.context)})
     row.tags = json.dumps({**json.loads(row.tags), **run.tags})
+    _check_whole(row, settings)
     row.notes = run.notes or row.notes
     row.name = run.name or row.name
     session.add(row)
@@ -146,6 +155,13 @@ def _describe(session: Session, row: RunRow, run: pb.Run) -> None:
         _index_params(session, row)
     tags = {storable(key)[:MAX_KEY]: storable(value) for key, value in run.tags.items()}
     upsert(session, _TAGS, [{"key": key, "run_id": run.id, "value": tags[key]} for key in tags], ["key", "run_id"])
+
+
+def _check_whole(row: RunRow, settings: Settings) -> None:
+    """Without this, a run that is opened often enough fits into no answer."""
+    kept = {"params": settings.max_params_bytes, "tags": settings.max_params_bytes, "context": settings.max_context_bytes}
+    for what, limit in kept.items():
+        _check_size(f"all {what} of the run together: {what}", len(getattr(row, what)), _ENCODED * limit)
 
 
 def _index_params(session: Session, row: RunRow) -> None:
@@ -162,12 +178,7 @@ def _check_fence(session: Session, run: pb.Run) -> None:
     if row is None:
         row = FenceRow(workspace=run.workspace, job_id=run.job_id, fence=run.fence)
     if run.fence < row.fence:
-        raise FailedPrecondition(
-            f"attempt {run.fence} of job {run.job_id} was replaced by attempt {row.fence}",
-            reason="StaleFence",
-            hint="end this attempt: another one has taken over",
-            fields={"fence": str(run.fence), "highest": str(row.fence)},
-        )
+        raise stale_fence(run.job_id, run.fence, row.fence)
     row.fence = run.fence
     session.add(row)
 
@@ -197,7 +208,7 @@ def page(session: Session, workspace: str, request: pb.ListRunsRequest) -> pb.Li
         query = query.where(RunRow.job_id == request.job_id)
     if request.page_token:
         query = query.where(RunRow.id < request.page_token)
-    size = min(request.page_size if request.page_size > 0 else DEFAULT_PAGE, MAX_PAGE)
+    size = page_size(request.page_size, default=DEFAULT_PAGE, most=MAX_PAGE)
     rows = session.exec(query.order_by(col(RunRow.id).desc()).limit(size + 1)).all()
     response = pb.ListRunsResponse()
     for row in rows[:size]:
@@ -216,8 +227,8 @@ def remove(session: Session, run_ids: Sequence[str]) -> None:
     session.execute(delete(RunRow).where(col(RunRow.id).in_(run_ids)))
 
 
-def message(row: RunRow) -> pb.Run:
-    """A run as it travels."""
+def message(row: RunRow | Row[Any]) -> pb.Run:
+    """A run as it travels, from its row or from as many of its columns as a `Run` has."""
     run = pb.Run(
         id=row.id,
         workspace=row.workspace,
@@ -226,7 +237,7 @@ def message(row: RunRow) -> pb.Run:
         name=row.name,
         created_ns=row.created_ns,
         params=row.params,
-        tags=json.loads(row.tags),
+        tags=json.loads(row.tags) if row.tags != "{}" else None,
         notes=row.notes,
         context=row.context,
     )

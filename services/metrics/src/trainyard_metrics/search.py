@@ -5,13 +5,13 @@ First the ids are found, then the rest of as many runs as fit into an answer is 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from servicekit.errors import InvalidArgument
+from servicekit.paging import page_size
 from sqlalchemy import Row, literal, select
 from sqlmodel import Session, col
 from trainyard_protos.v1 import metrics_pb2 as pb
@@ -21,7 +21,7 @@ from trainyard_metrics.domain import filters
 from trainyard_metrics.domain.columns import Ints
 from trainyard_metrics.domain.summary import ENTRY, Packed
 from trainyard_metrics.ordering import Order
-from trainyard_metrics.runs import DEFAULT_PAGE, MAX_PAGE
+from trainyard_metrics.runs import DEFAULT_PAGE, MAX_PAGE, message
 from trainyard_metrics.tables import RunRow, SummaryRow
 
 MAX_NAMES = 100
@@ -40,7 +40,7 @@ def search(session: Session, workspace: str, request: pb.SearchRunsRequest) -> p
     """
     _check(request)
     order = Order(request.order_by)
-    size = min(request.page_size if request.page_size > 0 else DEFAULT_PAGE, MAX_PAGE)
+    size = page_size(request.page_size, default=DEFAULT_PAGE, most=MAX_PAGE)
     found = _find(session, workspace, request, order, size + 1)
     response = pb.SearchRunsResponse()
     room = _MAX_BYTES
@@ -86,7 +86,8 @@ def _read(session: Session, run_ids: Sequence[str], request: pb.SearchRunsReques
         packed = _packed(session, some) if values else {}
         for run_id in some:
             if run_id in rows:
-                found = _message(rows[run_id])
+                row = rows[run_id]
+                found = pb.FoundRun(run=message(row), updated_ns=row.updated_ns)
                 if values is not None:
                     values.add(found, packed.get(run_id))
                 yield found
@@ -104,24 +105,6 @@ def _runs(run_ids: Sequence[str], *, with_context: bool) -> Any:
 def _packed(session: Session, run_ids: Sequence[str]) -> Mapping[str, bytes]:
     query = select(col(SummaryRow.run_id), col(SummaryRow.packed)).where(col(SummaryRow.run_id).in_(run_ids))
     return {row.run_id: row.packed for row in session.execute(query)}
-
-
-def _message(row: Found) -> pb.FoundRun:
-    run = pb.Run(
-        id=row.id,
-        workspace=row.workspace,
-        job_id=row.job_id,
-        fence=row.fence,
-        name=row.name,
-        created_ns=row.created_ns,
-        params=row.params,
-        tags=json.loads(row.tags) if row.tags != "{}" else None,
-        notes=row.notes,
-        context=row.context,
-    )
-    if row.rewind is not None:
-        run.rewind.ParseFromString(row.rewind)
-    return pb.FoundRun(run=run, updated_ns=row.updated_ns)
 
 
 class _Values:

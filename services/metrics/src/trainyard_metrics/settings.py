@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+from servicekit.settings import Settings as ServiceSettings
 
 
-class Settings(BaseModel):
+class Settings(ServiceSettings):
     """Limits and periods of the metrics ingestor."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     max_batch_bytes: int = Field(4 * 1024 * 1024, gt=0)
     """Size of one batch."""

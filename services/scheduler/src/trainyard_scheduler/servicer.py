@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from servicekit.auth import require_user, require_workspace
 from servicekit.errors import InvalidArgument, NotFound, ServiceError, Unavailable
+from servicekit.paging import decode_token, encode_token, page_size
 from servicekit.store import Store
 from sqlmodel import Session
 from trainyard.spec import TrainingJob
@@ -20,7 +21,6 @@ from trainyard_scheduler.documents import Resolved, resolve_for_plan
 from trainyard_scheduler.explain import explain
 from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import Ledger
-from trainyard_scheduler.paging import decode_token, encode_token, page_size
 from trainyard_scheduler.settings import Settings
 from trainyard_scheduler.submissions import Submitter
 from trainyard_scheduler.tables import Attempt, Event, Job

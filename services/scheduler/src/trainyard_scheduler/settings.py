@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+from servicekit.settings import Settings as ServiceSettings
 
 
-class Settings(BaseModel):
+class Settings(ServiceSettings):
     """Frozen; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     reclaim_after_s: float = Field(default=10, gt=0)
     """An attempt that no launcher claimed for so long is announced again."""

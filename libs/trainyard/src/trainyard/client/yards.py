@@ -13,7 +13,6 @@ from pathlib import Path
 from trainyard import errors, home
 
 LOG_FILE = "yard.log"
-START_DEADLINE_S = 60.0
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -56,9 +55,3 @@ def copies(snapshot: Snapshot, manifest: Manifest) -> list[Copy]:
         content = manifests.encode(manifest)
         found.append(Copy(MANIFEST, len(content), None, content))
     return found
-
-
-def free_bytes(path: os.PathLike[str]) -> int:
-    """What is left on the disk for others than root."""
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_frsize

@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from servicekit.disk import sync_folder
+
 MANIFEST = "manifest.json"
 TEMPORARY = ".tmp"
 DAMAGED = "damaged-"
@@ -92,15 +94,6 @@ def _parts(name: str) -> tuple[str, ...]:
 def is_columns(name: str) -> bool:
     """Whether this is the name of a column file."""
     return _COLUMNS.fullmatch(name) is not None
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the folder's names durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def replace_durably(path: Path, content: bytes) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from servicekit.disk import sync_folder
 from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
 from trainyard_metrics.domain import batches
@@ -23,7 +24,6 @@ from trainyard_metrics.storage.files import (
     is_columns,
     segment_name,
     segment_number,
-    sync_folder,
 )
 from trainyard_metrics.storage.journal import Journal, frames
 from trainyard_metrics.storage.made import Made

@@ -17,9 +17,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from servicekit.disk import sync_folder
 from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
-from trainyard_metrics.storage.files import Damaged, sync_folder, write_all
+from trainyard_metrics.storage.files import Damaged, write_all
 
 MAGIC = b"TYRECS2\n"
 _HEADER = struct.Struct("<III")

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from servicekit.disk import sync_folder
+
 from trainyard_metrics.domain import batches
 from trainyard_metrics.storage import manifest as manifests
 from trainyard_metrics.storage.columnfiles import Verified, read_lines, read_points
@@ -27,7 +29,6 @@ from trainyard_metrics.storage.files import (
     replace_durably,
     segment_name,
     segment_number,
-    sync_folder,
 )
 from trainyard_metrics.storage.journal import MAGIC, check_frames, frame_of, salvage, unpack
 from trainyard_metrics.storage.manifest import ColumnFile, Manifest

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
+from servicekit.disk import sync_folder
 from trainyard.home import boot_id, is_alive
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
@@ -92,8 +93,8 @@ class NodeFolder:
         return json_format.Parse((self.path / _PLAN).read_bytes(), launcher_pb2.NodePlan())
 
     def has_records(self) -> bool:
-        """Whether an agent may have left points or lines here."""
-        return any(any((self.path / name).glob("*")) for name in ("tracker", "spool"))
+        """Whether an agent may have left points or lines here, or workers output that no agent read."""
+        return any(any((self.path / name).glob("*")) for name in ("tracker", "spool", "out"))
 
     def started(self) -> Started | None:
         """Who took the node; None when nobody has. Blocks for a moment while an agent is writing the file.
@@ -167,7 +168,7 @@ class AttemptFolder:
             os.fsync(file.fileno())
         draft.rename(self.path / _RECORD)
         for folder in (self.path, self.path.parent):
-            _sync_folder(folder)
+            sync_folder(folder)
 
     @property
     def over(self) -> bool:
@@ -194,14 +195,6 @@ def _write_private(path: Path, content: bytes) -> None:
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
     draft.rename(path)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 __all__: Sequence[str] = ("AttemptFolder", "AttemptRecord", "NodeFolder", "NodeRecord", "Started", "attempts_in")
