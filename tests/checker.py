@@ -151,17 +151,14 @@ def stored_values(api: Api, run_id: str, names: Sequence[str]) -> dict[tuple[str
     }
 
 
-def differences(
-    seed: int, told: Iterable[Told], stored: Stored, *, over: bool = True, agents_lived: bool = True
-) -> list[str]:
+def differences(seed: int, told: Iterable[Told], stored: Stored, *, over: bool = True) -> list[str]:
     """What is missing, doubled, invented, changed or out of order, in words; empty when all is well.
 
     Args:
         over: the job has ended well, so that the newest checkpoint and the output must be there too.
-        agents_lived: no agent was killed, so that even the last lines of a killed worker were read from its file.
     """
     diaries = list(told)
-    check = _Check(seed, diaries, agents_lived)
+    check = _Check(seed, diaries)
     for worker in diaries:
         check.points(worker, stored.hidden)
         check.lines(worker, stored.lines.get((worker.attempt, worker.rank), ()))
@@ -171,10 +168,10 @@ def differences(
     return check.found
 
 
-def assert_whole(api: Api, job_id: str, folder: Path, seed: int, output: str, *, agents_lived: bool = True) -> None:
+def assert_whole(api: Api, job_id: str, folder: Path, seed: int, output: str) -> None:
     """Fails with what differs between the diaries in `folder` and what the yard has of an ended job."""
     stored = api.stored(job_id, output)
-    found = differences(seed, evidence.read_diaries(folder), stored, agents_lived=agents_lived)
+    found = differences(seed, evidence.read_diaries(folder), stored)
     shown = "\n".join(found[:_SHOWN])
     assert not found, f"seed {seed}: {len(found)} differences between what was sent and what is stored:\n{shown}"
 
@@ -183,7 +180,6 @@ def assert_whole(api: Api, job_id: str, folder: Path, seed: int, output: str, *,
 class _Check:
     seed: int
     diaries: Sequence[Told]
-    agents_lived: bool
     found: list[str] = field(default_factory=list)
 
     def points(self, worker: Told, series: Sequence[StoredSeries]) -> None:
@@ -210,8 +206,6 @@ class _Check:
         self.found += [f"{who} invented: {text!r}" for text in lines if text not in texts]
         steps = [texts[text] for text in lines if text in texts]
         certain = set(texts.values()).intersection(worker.certain)
-        if not self.agents_lived and not worker.complete:
-            certain = {step for step in certain if steps and step <= steps[-1]}  # no hole, but the end may lack
         self._same(who, list(texts.values()), certain, steps)
 
     def strangers(self, stored: Stored) -> None:

@@ -128,6 +128,11 @@ def test_lines_that_are_missing_doubled_or_changed_are_found():
         assert any(found in text for text in differences(SEED, TOLD, replace(whole(), lines={**good, (2, 0): lines})))
 
 
+def test_the_last_line_of_a_killed_worker_must_be_there_too():
+    found = differences(SEED, TOLD, replace(whole(), lines={**whole().lines, (1, 0): []}))
+    assert found == ["attempt 1 rank 0 line: step 25 missing"]
+
+
 def test_damaged_and_missing_files_are_found():
     stored = whole()
     damaged = bytes([stored.checkpoints[0][1][0] ^ 1]) + stored.checkpoints[0][1][1:]

@@ -35,7 +35,7 @@ def test_what_a_killed_process_logged_but_never_sent_is_stored(yard: YardHome, t
     kill(getattr(yard, victims)())
     yard.up()
     next_attempt(training, 2)
-    assert training.finish(agents_lived=victims == "workers").attempt == 2
+    assert training.finish().attempt == 2
 
 
 @pytest.mark.parametrize("seed", [21])
@@ -50,4 +50,4 @@ def test_retries_after_random_kills_leave_each_step_once(yard: YardHome, tmp_pat
         kill(victims)
         yard.up()
     next_attempt(training, 6)
-    assert training.finish(agents_lived=False).attempt >= 6
+    assert training.finish().attempt >= 6

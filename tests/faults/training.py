@@ -117,7 +117,7 @@ class Training:
         with self.api() as api:
             return api.count(self.job_id, series)
 
-    def finish(self, timeout_s: float = 120, *, agents_lived: bool = True) -> scheduler_pb2.Job:
+    def finish(self, timeout_s: float = 120) -> scheduler_pb2.Job:
         """Tells the workers that it is enough; waits for the job's success; checks everything.
 
         Raises:
@@ -133,7 +133,7 @@ class Training:
             self.home.log(),
         )
         with self.api() as stored:
-            assert_whole(stored, self.job_id, self.folder, self.seed, f"{self.name}-model", agents_lived=agents_lived)
+            assert_whole(stored, self.job_id, self.folder, self.seed, f"{self.name}-model")
         return ended
 
 

@@ -2,15 +2,17 @@
 
 import os
 import shutil
+from functools import partial
 
 from trainyard.agent import output
 from trainyard.agent.candidates import Candidates
+from trainyard.agent.lines import Flood
 from trainyard.agent.output import Output
 
 
-async def carried(path) -> list[str]:
+async def carried(path, place=b"") -> list[str]:
     lines: list[str] = []
-    tail = Output({0: path}, lambda _rank, more: lines.extend(more))
+    tail = Output({0: path}, lambda _rank, more, _place: lines.extend(more), places={0: place})
     await tail.drain()
     return lines
 
@@ -31,6 +33,29 @@ async def test_output_that_is_not_far_behind_is_carried_whole(tmp_path):
     path = tmp_path / "rank-0.log"
     path.write_bytes(b"".join(b"line %d\n" % number for number in range(50_000)))
     assert await carried(path) == [f"line {number}" for number in range(50_000)]
+
+
+async def test_who_reads_on_at_any_place_carries_what_the_one_before_had_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(output, "READ_BYTES", 7)
+    path = tmp_path / "rank-0.log"
+    path.write_bytes("one\ntwö\n10%\r20%\r\r\nthree\r\nlast".encode())
+    carried_at: list[tuple[list[str], bytes]] = []
+    await Output({0: path}, lambda _rank, lines, place: carried_at.append((lines, place))).drain()
+    whole = [line for lines, _ in carried_at for line in lines]
+    before: list[str] = []
+    for lines, place in carried_at:
+        before += lines
+        assert before + await carried(path, place) == whole == ["one", "twö", "20%", "three", "last"]
+
+
+async def test_lines_that_were_dropped_are_named_by_who_reads_on(tmp_path):
+    path = tmp_path / "rank-0.log"
+    path.write_bytes(b"a\nb\nc\n")
+    places: list[bytes] = []
+    flood = partial(Flood, burst=1, lines_per_s=0)
+    await Output({0: path}, lambda _rank, _lines, place: places.append(place), flood).drain()
+    path.write_bytes(b"a\nb\nc\nd\n")
+    assert await carried(path, places[0]) == ["[trainyard: 2 lines were not carried; the raw output has them]", "d"]
 
 
 async def test_a_checkpoint_folder_that_the_script_removed_holds_nothing(tmp_path):

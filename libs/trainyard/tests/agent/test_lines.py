@@ -23,6 +23,15 @@ def test_lines_do_not_depend_on_how_the_bytes_arrive(data, cuts):
     assert split(data, sorted(min(cut, len(data)) for cut in cuts)) == split(data, [])
 
 
+@given(data=streams, at=st.integers(0, 200_000))
+def test_who_begins_at_the_pending_bytes_gets_the_same_lines(data, at):
+    first, second = LineSplitter(), LineSplitter()
+    at = min(at, len(data))
+    lines = first.feed(data[:at])
+    lines += second.feed(data[at - first.pending :])
+    assert lines + second.end() == split(data, [])
+
+
 @given(data=streams)
 def test_no_line_is_longer_than_allowed(data):
     assert all(len(line.encode()) <= 3 * MAX_LINE_BYTES for line in split(data, []))

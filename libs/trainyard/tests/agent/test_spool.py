@@ -1,5 +1,6 @@
 """The spool keeps numbered records until they are acknowledged."""
 
+import os
 import resource
 import tempfile
 from pathlib import Path
@@ -10,25 +11,45 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from trainyard.agent.spool import Spool
 
+batches = st.lists(st.one_of(st.binary(max_size=50), st.just(b"")), max_size=5)
+
 
 class SpoolModel(RuleBasedStateMachine):
-    """A spool behaves like a list whose start is forgotten."""
+    """A spool behaves like a list whose start is forgotten, whoever goes on with it."""
 
     def __init__(self):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory()
         self.spool = Spool(Path(self.folder.name), segment_bytes=64)
         self.records: list[bytes] = []
+        self.marks: dict[int, bytes] = {}
         self.acknowledged = 0
 
     def teardown(self):
         self.spool.close()
         self.folder.cleanup()
 
-    @rule(records=st.lists(st.one_of(st.binary(max_size=50), st.just(b"")), max_size=5))
+    @rule(records=batches)
     def append(self, records):
         self.spool.append(records)
         self.records += records
+
+    @rule(records=batches.filter(len), source=st.integers(-2, 3), place=st.binary(max_size=20))
+    def append_what_a_source_had(self, records, source, place):
+        self.spool.append(records, source, place)
+        self.records += records
+        self.marks[source] = place
+
+    @rule(records=batches.filter(len), cut=st.integers(1, 30))
+    def die_while_writing(self, records, cut):
+        folder = Path(self.folder.name)
+        before = {path: path.stat().st_size for path in folder.iterdir()}
+        self.spool.append(records, 0, b"not reached")
+        self.spool.close()
+        [path] = [path for path in folder.iterdir() if path.stat().st_size != before.get(path)]
+        os.truncate(path, max(before.get(path, 0), path.stat().st_size - cut))
+        self.spool = Spool.reopen(folder)
+        self.spool._segment_bytes = 64
 
     @rule(data=st.data())
     def acknowledge(self, data):
@@ -36,11 +57,12 @@ class SpoolModel(RuleBasedStateMachine):
         self.spool.forget(self.acknowledged)
 
     @rule()
-    def another_process_reads_the_rest(self):
-        left = Spool.reopen(Path(self.folder.name))
-        assert left.next_seq == len(self.records)
+    def another_process_goes_on(self):
+        self.spool.close()
+        self.spool = Spool.reopen(Path(self.folder.name))
+        self.spool._segment_bytes = 64
         found = []
-        while records := left.read(self.acknowledged + len(found), 100, 1_000_000):
+        while records := self.spool.read(self.acknowledged + len(found), 100, 1_000_000):
             found += records
         assert found == self.records[self.acknowledged :]
 
@@ -52,6 +74,7 @@ class SpoolModel(RuleBasedStateMachine):
     @invariant()
     def numbers_go_on(self):
         assert self.spool.next_seq == len(self.records)
+        assert self.spool.marks == self.marks
 
 
 SpoolModel.TestCase.settings = settings(max_examples=40, deadline=None)
@@ -90,12 +113,15 @@ def test_a_record_that_cannot_be_written_gets_no_number_and_leaves_nothing_behin
     spool.close()
 
 
-def test_a_record_that_was_being_written_is_not_part_of_a_reopened_spool(tmp_path):
+def test_a_batch_that_was_being_written_is_not_part_of_a_reopened_spool(tmp_path):
     spool = Spool(tmp_path)
-    spool.append([b"one", b"two"])
+    spool.append([b"one"], 0, b"behind one")
+    spool.append([b"two", b"three"], 0, b"behind three")
     spool.close()
     segment = tmp_path / "lines-000000000000"
     segment.write_bytes(segment.read_bytes()[:-1])
     left = Spool.reopen(tmp_path)
-    assert left.next_seq == 1
-    assert left.read(0, 10, 1000) == [b"one"]
+    left.append([b"four"])
+    left.close()
+    assert left.read(0, 10, 1000) == [b"one", b"four"]
+    assert left.marks == {0: b"behind one"}

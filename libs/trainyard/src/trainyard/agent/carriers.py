@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -11,13 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainyard_protos.v1 import common_pb2, metrics_pb2
+from trainyard_protos.v1 import common_pb2
 
+from trainyard.agent import run_record
 from trainyard.agent.checkpoints import CheckpointSync
-from trainyard.agent.facts import add_facts, context
+from trainyard.agent.facts import add_facts
 from trainyard.agent.hang import Pulse
 from trainyard.agent.journal import Journal
 from trainyard.agent.link import Link
+from trainyard.agent.parts import Parts
 from trainyard.agent.plan import Plan
 from trainyard.agent.prepare import Prepared, checkpoint_folder
 from trainyard.agent.restore import FRESH, Restored
@@ -25,10 +26,14 @@ from trainyard.agent.rules import LogRules
 from trainyard.agent.session import Session
 from trainyard.agent.shipper import Shipper
 from trainyard.agent.sources import LineSource, SampleSource, Source
+from trainyard.agent.spool import Spool
 from trainyard.agent.store import Store
 from trainyard.agent.tracked import Tracked
 from trainyard.agent.transfers import store_outputs
 
+SHIPPING = "logs and points"
+CHECKPOINTS = "checkpoints"
+OUTPUTS = "outputs"
 # Output after this long is progress of a job that neither tracks nor checkpoints.
 PROGRESS_BY_OUTPUT_S = 10.0
 # A checkpoint is noticed within that time after its files last changed: so long rows stay on disk for its cut.
@@ -52,7 +57,8 @@ class Carriers:
         self.link = Link.of(plan, folder)
         self.store = Store(plan, self.link, self._delayed)
         self.rules = LogRules(plan.log_rules)
-        self.journal = Journal(folder / "spool", plan.node)
+        self.parts = Parts(self.note)
+        self.journal = Journal(Spool(folder / "spool"), plan.node)
         self.session = Session(plan, self.link, self.journal)
         self.tracked = Tracked(
             folder / "tracker",
@@ -82,9 +88,11 @@ class Carriers:
             return
         self._prepared = prepared
         complain = partial(self.note, "FactsRefused")
-        self._shipper = Shipper(self.link, self._run(), self._sources, complain, self._delayed)
+        self._run = run_record.describe(self._plan, prepared)
+        self._keep_run()
+        self._shipper = Shipper(self.link, self._run, self._sources, complain, self._delayed)
         self.journal.tell(self._shipper.wake)
-        self._shipping = asyncio.create_task(self._shipper.run())
+        self._shipping = self.parts.run(SHIPPING, self._shipper.run)
         folder = checkpoint_folder(self._plan, prepared.root) if prepared else None
         if self._plan.checkpoints is not None and folder is not None:
             self.checkpoints = CheckpointSync(
@@ -98,7 +106,7 @@ class Carriers:
                 note=self.note,
                 heard=self._pulse.beat,
             )
-            self._syncing = asyncio.create_task(self.checkpoints.run())
+            self._syncing = self.parts.run(CHECKPOINTS, self.checkpoints.run)
 
     def note(self, reason: str, text: str) -> None:
         """Something worth an event of the job, and a line of its log."""
@@ -108,12 +116,12 @@ class Carriers:
     def _delayed(self, why: str) -> None:
         self.note("StorageDelayed", f"{why}; training goes on, and what waits is kept on this machine")
 
-    def output(self, rank: int, lines: list[str]) -> None:
-        """Lines of a worker."""
+    def output(self, rank: int, lines: list[str], place: bytes) -> None:
+        """Lines of a worker, whose output is read up to `place`."""
         self._pulse.beat()
         self._output_late = time.monotonic() - self._began_s > PROGRESS_BY_OUTPUT_S
         self.rules.look(lines)
-        self.journal.add(rank, lines)
+        self.journal.output(rank, lines, place)
 
     def look_at_trackers(self) -> None:
         """Takes in what the trackers wrote since the last look."""
@@ -152,47 +160,48 @@ class Carriers:
         return list(dict.fromkeys(unstored))
 
     async def _store_rest(self, exit: common_pb2.Exit, unstored: list[str]) -> None:
-        if self.checkpoints is not None and self._syncing is not None:
-            self.checkpoints.finish()
-            await self._syncing
-            unstored += self.checkpoints.failures
+        """A part that fails takes no other with it."""
+        with self.parts.guard(CHECKPOINTS):
+            unstored += await self._store_checkpoints()
         if exit.reason == "Completed" and self._prepared is not None and self._plan.node == 0:
-            unstored += await store_outputs(
-                self._plan.outputs,
-                self._prepared.root,
-                self.store,
-                attempt_id=self._plan.attempt_id,
-                made_from=self._prepared.made_from,
-            )
+            with self.parts.guard(OUTPUTS):
+                unstored += await self._store_outputs(self._prepared)
         if self._shipper is not None and self._shipping is not None:
             await self._shipper.finish(self._shipping)
             if self._shipper.refused:
-                unstored.append(f"logs and points: {self._shipper.refused}")
+                unstored.append(f"{SHIPPING}: {self._shipper.refused}")
             unstored += self._shipper.missing.values()
+        unstored += [self.parts.failed[part] for part in (CHECKPOINTS, OUTPUTS, SHIPPING) if part in self.parts.failed]
+
+    async def _store_checkpoints(self) -> list[str]:
+        if self.checkpoints is None or self._syncing is None:
+            return []
+        self.checkpoints.finish()
+        await self._syncing
+        return self.checkpoints.unstored
+
+    async def _store_outputs(self, prepared: Prepared) -> list[str]:
+        return await store_outputs(
+            self._plan.outputs,
+            prepared.root,
+            self.store,
+            attempt_id=self._plan.attempt_id,
+            made_from=prepared.made_from,
+        )
 
     def _sources(self) -> Iterator[Source]:
         yield self._lines
         yield from self.tracked.sources
         yield from self.samples.values()
 
-    def _run(self) -> metrics_pb2.Run:
-        plan = self._plan
-        run = metrics_pb2.Run(
-            id=plan.attempt_id,
-            workspace=plan.workspace,
-            job_id=plan.job_id,
-            fence=plan.fence,
-            name=plan.run_name,
-            created_ns=time.time_ns(),
-            params=plan.spec_json,
-            context=json.dumps(context(self._prepared.git if self._prepared else None)),
-        )
-        if self._prepared is not None:
-            run.rewind.checkpoint = self.restored.version_id
-            run.rewind.cut.update(self.restored.cut)
-            run.rewind.fence = self.restored.fence
-        return run
-
     def _take_facts(self, facts: dict[str, Any]) -> None:
         if self._shipper is not None:
             self._shipper.update(lambda run: add_facts(run, facts))
+            self._keep_run()
+
+    def _keep_run(self) -> None:
+        try:
+            run_record.keep(self._folder, self._run)
+        except OSError as error:
+            # Nobody needs it while this agent lives.
+            print(f"{run_record.RUN_FILE} was not written: {error}", flush=True)  # noqa: T201 (the agent's log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -73,9 +74,22 @@ class CheckpointSync:
     def _found(self, candidate: Candidate) -> None:
         self.appeared += 1
         self._heard()
-        # The cut is taken now: what the script logs while the upload waits is not part of this checkpoint.
-        self._pending.append((candidate, self._info(candidate)))
+        try:
+            # The cut is taken now: what the script logs while the upload waits is not part of this checkpoint.
+            self._pending.append((candidate, self._info(candidate)))
+        except Exception as error:
+            self._failed(candidate, error)
         self._wake.set()
+
+    def _failed(self, candidate: Candidate, error: Exception) -> None:
+        """One checkpoint is not stored; training and later checkpoints go on."""
+        from trainyard.artifacts import ArtifactError
+
+        if not isinstance(error, Refused | ArtifactError | OSError):
+            traceback.print_exception(error)  # a defect: to the agent's log
+        words = str(error) or type(error).__name__
+        self.failures.append(f"checkpoint '{candidate.path.name}': {words}")
+        self._note("CheckpointNotStored", f"'{candidate.path.name}' was not stored: {words}")
 
     def _info(self, candidate: Candidate) -> artifacts_pb2.CheckpointInfo:
         cut, metrics = self._tracked.cut(changed_ns(candidate.signature), candidate.step)
@@ -114,17 +128,14 @@ class CheckpointSync:
         return [*self.failures, *(f"checkpoint '{candidate.path.name}'" for candidate, _ in self._pending)]
 
     async def _upload(self, candidate: Candidate, info: artifacts_pb2.CheckpointInfo) -> None:
-        from trainyard.artifacts import ArtifactError
-
         name = candidate.path.name
         courtesy.yield_to_workers()
         try:
             await self._store.call(lambda stub: self._send(stub, candidate, info))
         except FileNotFoundError:
             self._note("CheckpointGone", f"'{name}' was deleted before it was stored")
-        except (Refused, ArtifactError, OSError) as error:
-            self.failures.append(f"checkpoint '{name}': {error}")
-            self._note("CheckpointNotStored", f"'{name}' was not stored: {error}")
+        except Exception as error:
+            self._failed(candidate, error)
 
     async def _send(
         self, stub: object, candidate: Candidate, info: artifacts_pb2.CheckpointInfo

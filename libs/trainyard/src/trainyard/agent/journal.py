@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from trainyard_protos.v1 import common_pb2
 
@@ -19,19 +18,23 @@ AGENT_RANK = -1
 class Journal:
     """Takes lines from the workers and from the agent itself; says so to whoever asked to be told."""
 
-    def __init__(self, folder: Path, node: int) -> None:
+    def __init__(self, spool: Spool, node: int) -> None:
         self._node = node
         self._listeners: list[Callable[[], None]] = []
         self._lost = 0
         self._last: dict[int, deque[str]] = {}
-        self.spool = Spool(folder)
+        self.spool = spool
         self.live: deque[common_pb2.LogLine] = deque(maxlen=LIVE_LINES)
 
     def tell(self, listener: Callable[[], None]) -> None:
         """Calls `listener` after lines were added."""
         self._listeners.append(listener)
 
-    def add(self, rank: int, texts: Iterable[str], stream: str = "output") -> None:
+    def add(self, rank: int, texts: Iterable[str], stream: str) -> None:
+        """Lines about a worker."""
+        self._add(rank, texts, stream)
+
+    def _add(self, rank: int, texts: Iterable[str], stream: str, place: bytes = b"") -> None:
         """Numbers lines and stores them. What a full disk has no room for is counted, and named by a later line."""
         now = time.time_ns()
         texts = list(texts)
@@ -44,7 +47,7 @@ class Journal:
         if not lines:
             return
         try:
-            self.spool.append([line.SerializeToString() for line in lines])
+            self.spool.append([line.SerializeToString() for line in lines], rank if place else None, place)
         except OSError:
             self._lost += len(lines) - bool(self._lost)
             return
@@ -55,9 +58,13 @@ class Journal:
         for listener in self._listeners:
             listener()
 
+    def output(self, rank: int, texts: Iterable[str], place: bytes) -> None:
+        """Lines of a worker's output, which is read up to `place`."""
+        self._add(rank, texts, "output", place)
+
     def say(self, text: str) -> None:
         """A line of the agent's own."""
-        self.add(AGENT_RANK, [text], stream="agent")
+        self._add(AGENT_RANK, [text], "agent")
 
     def last_lines(self, rank: int) -> list[str]:
         """The newest lines of a worker, at most 20."""

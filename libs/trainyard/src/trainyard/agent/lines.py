@@ -15,6 +15,14 @@ class LineSplitter:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._squeezed = 0  # returns at the end of the stream beyond the one in `_rest`
+
+    @property
+    def pending(self) -> int:
+        """How many bytes at the end of what was fed are in no line yet: who feeds a new splitter from there on gets
+        the lines that this one would have given.
+        """
+        return len(self._rest) + self._squeezed
 
     def feed(self, data: bytes) -> list[str]:
         """The lines that `data` completes."""
@@ -23,12 +31,14 @@ class LineSplitter:
         shown = rest.rstrip(b"\r")
         *heads, last = _cut(shown)
         # A return at the very end may be the first half of an end of line, so it is kept.
-        self._rest = last + (b"\r" if len(shown) < len(rest) else b"")
+        returns = len(rest) - len(shown) + (0 if data.strip(b"\r") else self._squeezed)
+        self._rest = last + (b"\r" if returns else b"")
+        self._squeezed = max(returns - 1, 0)
         return lines + [head.decode(errors="replace") for head in heads]
 
     def end(self) -> list[str]:
         """What is left when the stream is over."""
-        rest, self._rest = self._rest.rstrip(b"\r"), b""
+        rest, self._rest, self._squeezed = self._rest.rstrip(b"\r"), b"", 0
         return _texts(rest) if rest else []
 
 
@@ -71,6 +81,15 @@ class Flood:
         self._at_s: float | None = None
         self._dropped = 0
         self._skipped_bytes = 0
+
+    @property
+    def state(self) -> tuple[int, int, int]:
+        """Lines and bytes dropped since the last mark, and how many bytes may still pass."""
+        return self._dropped, self._skipped_bytes, self._bytes_left
+
+    def resume(self, dropped: int, skipped_bytes: int, bytes_left: int) -> None:
+        """Goes on with the `state` of another one."""
+        self._dropped, self._skipped_bytes, self._bytes_left = dropped, skipped_bytes, bytes_left
 
     def skip(self, size: int) -> None:
         """Counts bytes that nobody even read."""

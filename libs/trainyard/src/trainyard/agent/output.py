@@ -2,14 +2,18 @@
 
 The workers write to files and the agent tails them: neither a slow nor a dead agent ever stops a `print`. The kernel
 says when a file grew, so nothing is polled.
+
+With lines goes the place where whoever comes after this agent would have to read on: all before it is in these lines
+and earlier ones, or was dropped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from inotify_simple import INotify, flags
@@ -23,17 +27,30 @@ KEPT_BYTES = 8 * 1024 * 1024
 # Writes that come closer together than this are read together.
 GATHER_S = 0.02
 
-Sink = Callable[[int, list[str]], None]
+Sink = Callable[[int, list[str], bytes], None]
+"""Takes rank, lines and place."""
+
+_PLACE = struct.Struct("<4Q")  # offset in the file, and the flood's state
 
 
 class _File:
     """One worker's output."""
 
-    def __init__(self, rank: int, path: Path, flood: Flood) -> None:
+    def __init__(self, rank: int, path: Path, flood: Flood, place: bytes) -> None:
         self.rank = rank
         self._fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._splitter = LineSplitter()
         self._flood = flood
+        if place:
+            offset, *state = _PLACE.unpack(place)
+            os.lseek(self._fd, offset, os.SEEK_SET)
+            flood.resume(*state)
+
+    @property
+    def place(self) -> bytes:
+        """Where to read on."""
+        offset = os.lseek(self._fd, 0, os.SEEK_CUR) - self._splitter.pending
+        return _PLACE.pack(offset, *self._flood.state)
 
     def read(self) -> tuple[bool, list[str]]:
         """Whether there was anything, and the lines it completed."""
@@ -55,16 +72,27 @@ class _File:
         return begun
 
     def end(self) -> list[str]:
-        rest = self._flood.admit(self._splitter.end(), time.monotonic()) + self._flood.mark()
+        return self._flood.admit(self._splitter.end(), time.monotonic()) + self._flood.mark()
+
+    def close(self) -> None:
         os.close(self._fd)
-        return rest
 
 
 class Output:
-    """Tails `rank-R.log` of every rank and hands lines to `sink(rank, lines)`."""
+    """Tails `rank-R.log` of every rank and hands lines to `sink(rank, lines, place)`."""
 
-    def __init__(self, files: dict[int, Path], sink: Sink, flood: Callable[[], Flood] = Flood) -> None:
-        self._files = [_File(rank, path, flood()) for rank, path in files.items()]
+    def __init__(
+        self,
+        files: Mapping[int, Path],
+        sink: Sink,
+        flood: Callable[[], Flood] = Flood,
+        places: Mapping[int, bytes] | None = None,
+    ) -> None:
+        """
+        Args:
+            places: by rank, where to begin; at the start without.
+        """
+        self._files = [_File(rank, path, flood(), (places or {}).get(rank, b"")) for rank, path in files.items()]
         self._sink = sink
         self._grew = asyncio.Event()
         self._inotify = INotify()
@@ -92,14 +120,18 @@ class Output:
 
     def _read(self, file: _File) -> bool:
         more, lines = file.read()
-        if lines:
-            self._sink(file.rank, lines)
+        self._hand_on(file, lines)
         return more
+
+    def _hand_on(self, file: _File, lines: list[str]) -> None:
+        if lines:
+            self._sink(file.rank, lines, file.place)
 
     async def drain(self) -> None:
         """The rest, when the workers have ended. Stop `follow` before."""
         await self._read_all()
         for file in self._files:
-            self._sink(file.rank, file.end())
+            self._hand_on(file, file.end())
+            file.close()
         asyncio.get_running_loop().remove_reader(self._inotify.fileno())
         self._inotify.close()

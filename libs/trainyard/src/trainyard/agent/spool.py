@@ -1,8 +1,10 @@
 """Numbered records that are not yet acknowledged, on disk: however long the yard is away, memory stays small.
 
-Segments `lines-<first number>`; a record is its length (u32, little-endian) and its bytes. A segment goes when all of
-it is acknowledged. Nothing is synced: this outlives the agent, and the machine's death takes the attempt with it
-anyway.
+Segments `lines-<first number>` of entries: a length (u32, little-endian) and so many bytes. An entry is a record or,
+with the highest bit of its length set, a mark. A mark ends every batch, and says how far into its source (i32) the
+batch came; what stands behind the last mark was being written when the writer died, and does not count. A segment
+begins with the newest mark of every source, and goes when all of it is acknowledged. Nothing is synced: this outlives
+the agent, and the machine's death takes the attempt with it anyway.
 """
 
 from __future__ import annotations
@@ -15,10 +17,17 @@ from pathlib import Path
 
 SEGMENT_BYTES = 1024 * 1024
 _LENGTH = struct.Struct("<I")
+_SOURCE = struct.Struct("<i")
+_IS_MARK = 1 << 31
 
 
 class Spool:
-    """Records 0, 1, 2, ...; read from any that is not forgotten."""
+    """Records 0, 1, 2, ...; read from any that is not forgotten.
+
+    Attributes:
+        next_seq: number of the next record.
+        marks: by source, what was said with its newest batch; never ahead of the records, and never behind.
+    """
 
     def __init__(self, folder: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
         self._folder = folder
@@ -26,19 +35,29 @@ class Spool:
         self._segments: list[int] = []  # first number of each, ascending
         self._file: FileIO | None = None
         self.next_seq = 0
+        self.marks: dict[int, bytes] = {}
         self._cursor = (0, 0, 0)  # number, segment, offset of where the last read stopped
 
     @classmethod
     def reopen(cls, folder: Path) -> Spool:
-        """The spool another process left, to be read; a record it was still writing is not part of it."""
+        """The spool that a dead process left, to go on with; a batch it was still writing is not part of it."""
         spool = cls(folder)
         spool._segments = sorted(int(path.name.removeprefix("lines-")) for path in folder.glob("lines-*"))
-        if spool._segments:
-            spool.next_seq = spool._segments[-1] + _count(spool._path(spool._segments[-1]))
+        for first in spool._segments[-2:]:  # the last may have been begun by the batch that is not part of it
+            count, end, marks = _scan(spool._path(first).read_bytes())
+            os.truncate(spool._path(first), end)
+            spool.next_seq = first + count
+            spool.marks |= marks
+        if spool._segments and spool.next_seq == spool._segments[-1]:
+            spool._path(spool._segments.pop()).unlink()
         return spool
 
-    def append(self, records: list[bytes]) -> None:
-        """Adds records, numbered from `next_seq`.
+    def append(self, records: list[bytes], source: int | None = None, place: bytes = b"") -> None:
+        """Adds a batch of records, numbered from `next_seq`; all of it is there afterwards, or nothing.
+
+        Args:
+            source: where they come from, if anybody will have to go on there,
+            place: and how far they go in it.
 
         Raises:
             OSError: the disk is full. Nothing is numbered then.
@@ -47,7 +66,10 @@ class Spool:
             return
         file = self._writable()
         start = file.tell()
-        data = b"".join(_LENGTH.pack(len(record)) + record for record in records)
+        marks = self.marks if source is None else {**self.marks, source: place}
+        opening = [] if start else [_mark(*each) for each in self.marks.items()]
+        closing = _mark() if source is None else _mark(source, place)
+        data = b"".join([*opening, *(_LENGTH.pack(len(record)) + record for record in records), closing])
         try:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -56,6 +78,7 @@ class Spool:
             file.truncate()
             raise
         self.next_seq += len(records)
+        self.marks = marks
 
     def _writable(self) -> FileIO:
         if self._file is None or self._file.tell() >= self._segment_bytes:
@@ -88,8 +111,11 @@ class Spool:
         with self._path(segment).open("rb") as file:
             file.seek(offset)
             while len(records) < limit and size < limit_bytes and (head := file.read(_LENGTH.size)):
-                records.append(file.read(_LENGTH.unpack(head)[0]))
-                size += len(records[-1])
+                length, is_mark = _decode(head)
+                body = file.read(length)
+                if not is_mark:
+                    records.append(body)
+                    size += length
             self._cursor = (number + len(records), segment, file.tell())
         return records
 
@@ -102,9 +128,10 @@ class Spool:
         with self._path(segment).open("rb") as file:
             file.seek(offset)
             while at < seq:
-                offset += _LENGTH.size + _LENGTH.unpack(file.read(_LENGTH.size))[0]
+                length, is_mark = _decode(file.read(_LENGTH.size))
+                offset += _LENGTH.size + length
                 file.seek(offset)
-                at += 1
+                at += not is_mark
         self._cursor = (seq, segment, offset)
         return segment, offset
 
@@ -123,11 +150,30 @@ class Spool:
         return self._folder / f"lines-{first:012d}"
 
 
-def _count(segment: Path) -> int:
-    """How many whole records a segment holds."""
-    data = segment.read_bytes()
-    count = offset = 0
-    while offset + _LENGTH.size <= len(data):
-        offset += _LENGTH.size + _LENGTH.unpack_from(data, offset)[0]
-        count += offset <= len(data)
-    return count
+def _mark(source: int | None = None, place: bytes = b"") -> bytes:
+    body = b"" if source is None else _SOURCE.pack(source) + place
+    return _LENGTH.pack(len(body) | _IS_MARK) + body
+
+
+def _decode(head: bytes) -> tuple[int, bool]:
+    """Length of an entry, and whether it is a mark."""
+    (length,) = _LENGTH.unpack(head)
+    return length & ~_IS_MARK, bool(length & _IS_MARK)
+
+
+def _scan(segment: bytes) -> tuple[int, int, dict[int, bytes]]:
+    """Of the batches that a segment holds whole: how many records, where they end, their marks."""
+    marks: dict[int, bytes] = {}
+    counted = count = offset = end = 0
+    while offset + _LENGTH.size <= len(segment):
+        length, is_mark = _decode(segment[offset : offset + _LENGTH.size])
+        body = segment[offset + _LENGTH.size : offset + _LENGTH.size + length]
+        offset += _LENGTH.size + length
+        if offset > len(segment):
+            break
+        counted += not is_mark
+        if is_mark:
+            count, end = counted, offset
+        if is_mark and body:
+            marks[_SOURCE.unpack_from(body)[0]] = body[_SOURCE.size :]
+    return count, end, marks

@@ -63,7 +63,7 @@ class Node:
         session = self._carriers.session
         session.on_stop = self._told_to_stop
         session.take_stacks = self._stacks
-        talking = asyncio.create_task(session.run())
+        talking = self._carriers.parts.run("talking to the launcher", session.run)
         tied = asyncio.create_task(self._watch_owner())
         try:
             exit = await self._work(failure)

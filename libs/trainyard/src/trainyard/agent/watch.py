@@ -40,7 +40,12 @@ class Watch:
         self._carriers.session.heartbeat = self._heartbeat
         self._carriers.session.news()
         self._pulse.beat()
-        self._tasks = [asyncio.create_task(each) for each in (self._output.follow(), self._look(), self._sample())]
+        run = self._carriers.parts.run
+        self._tasks = [
+            run("following the output", self._output.follow),
+            run("reading the trackers", self._look),
+            run("measuring the workers", self._sample),
+        ]
 
     async def end(self) -> None:
         """Takes in the last of everything; the workers have ended."""
@@ -48,8 +53,10 @@ class Watch:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._tasks:
-            await self._output.drain()
-            self._carriers.look_at_trackers()
+            with self._carriers.parts.guard("following the output"):
+                await self._output.drain()
+            with self._carriers.parts.guard("reading the trackers"):
+                self._carriers.look_at_trackers()
 
     def _targets(self, gang: Gang) -> list[Target]:
         share = self._plan.gpus_per_worker or (len(self._plan.gpus) // max(1, len(gang.started)))

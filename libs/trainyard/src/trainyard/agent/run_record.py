@@ -1,0 +1,58 @@
+"""`run.bin`: what this node tells metrics of its run, kept beside the records for whoever delivers them after it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from trainyard_protos.v1 import metrics_pb2
+
+from trainyard.agent.facts import context
+from trainyard.agent.plan import Plan
+from trainyard.agent.prepare import Prepared
+
+RUN_FILE = "run.bin"
+
+
+def describe(plan: Plan, prepared: Prepared | None) -> metrics_pb2.Run:
+    """The run of this attempt. `prepared` is None when its workers could not start."""
+    run = metrics_pb2.Run(
+        id=plan.attempt_id,
+        workspace=plan.workspace,
+        job_id=plan.job_id,
+        fence=plan.fence,
+        name=plan.run_name,
+        created_ns=time.time_ns(),
+        params=plan.spec_json,
+        context=json.dumps(context(prepared.git if prepared else None)),
+    )
+    if prepared is not None:
+        run.rewind.checkpoint = prepared.restored.version_id
+        run.rewind.cut.update(prepared.restored.cut)
+        run.rewind.fence = prepared.restored.fence
+    return run
+
+
+def keep(folder: Path, run: metrics_pb2.Run) -> None:
+    """Writes the record into a node's folder, whole or not at all.
+
+    Raises:
+        OSError: the disk is full; the record before stays.
+    """
+    draft = folder / f"{RUN_FILE}.new"
+    draft.write_bytes(run.SerializeToString())
+    draft.rename(folder / RUN_FILE)
+
+
+def kept(folder: Path, plan: Plan) -> metrics_pb2.Run:
+    """The run as the agent of a node's folder knew it.
+
+    Raises:
+        OSError: the record cannot be read.
+    """
+    try:
+        return metrics_pb2.Run.FromString((folder / RUN_FILE).read_bytes())
+    except FileNotFoundError:
+        # It died before that. Workers that nothing had to be prepared for ran already, from a fresh start.
+        return describe(plan, None if plan.needs_preparation else Prepared(folder / "work"))
