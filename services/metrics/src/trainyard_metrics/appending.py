@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from servicekit.errors import InvalidArgument
 from trainyard_protos.v1 import metrics_pb2 as pb
 
 from trainyard_metrics.budget import Budget
-from trainyard_metrics.runlog import RunLog, too_large
+from trainyard_metrics.runlog import RunLog
 from trainyard_metrics.runlogs import RunLogs
 from trainyard_metrics.settings import Settings
 
@@ -74,7 +75,11 @@ class AppendStream:
     async def _stage(self, request: pb.AppendRequest, stack: AsyncExitStack) -> _Staged:
         size = request.ByteSize()
         if size > self._settings.max_batch_bytes:
-            raise too_large(size, self._settings.max_batch_bytes)
+            raise InvalidArgument(
+                f"a batch of {size:,} bytes",
+                reason="BatchTooLarge",
+                hint=f"send at most {self._settings.max_batch_bytes:,} at a time",
+            )
         log = self._open.get(request.run_id)
         if log is None:
             await self._admit(request.run_id)

@@ -14,7 +14,8 @@ from prometheus_client.registry import Collector
 from servicekit.usage import free_bytes
 
 from trainyard_metrics.settings import Settings
-from trainyard_metrics.summaries import Summaries, Tracked
+from trainyard_metrics.summaries import Summaries
+from trainyard_metrics.tracked import Tracked
 
 _RUN = ("workspace", "job", "run", "attempt")
 

@@ -14,7 +14,7 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from servicekit.errors import InvalidArgument, ServiceError, disk_failed
+from servicekit.errors import ServiceError, disk_failed
 from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
 from trainyard_metrics.counters import Counters
@@ -224,10 +224,3 @@ def _retrieve(future: asyncio.Future[None]) -> None:
     # A stream that ended no longer looks at its futures; their errors were told to nobody on purpose.
     if not future.cancelled():
         future.exception()
-
-
-def too_large(size: int, limit: int) -> InvalidArgument:
-    """The error for a batch over the limit."""
-    return InvalidArgument(
-        f"a batch of {size:,} bytes", reason="BatchTooLarge", hint=f"send at most {limit:,} at a time"
-    )

@@ -14,7 +14,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from servicekit.errors import ServiceError
@@ -25,6 +24,7 @@ from trainyard_metrics import runs, summary_rows
 from trainyard_metrics.domain.summary import Summary
 from trainyard_metrics.runs import Facts
 from trainyard_metrics.settings import Settings
+from trainyard_metrics.tracked import Tracked
 
 logger = logging.getLogger(__name__)
 
@@ -35,65 +35,6 @@ _COST = 20
 Job = tuple[str, str]
 Remake = Callable[[Facts, Callable[[], None]], Awaitable[Summary]]
 """Makes the summary of a run from points; calls back in the event loop at the moment up to which it has records."""
-
-
-@dataclass
-class Tracked:
-    """The summary of one run, in memory.
-
-    Attributes:
-        summary: to be read in the event loop.
-        writers: streams that may append to the run.
-        marked: dirty in the database.
-        saved: the revision that is in the database; -1 when all of it is to be written.
-        touched: monotonic time of the last change.
-        making: the task that makes the summary anew.
-        backlog: what was stored meanwhile.
-        failed: it could not be made anew: the summary means nothing.
-    """
-
-    run: Facts
-    summary: Summary
-    marked: bool
-    saved: int
-    superseded: bool
-    writers: int = 0
-    touched: float = field(default_factory=time.monotonic)
-    making: asyncio.Task[None] | None = None
-    backlog: list[AppendRequest] | None = None
-    failed: bool = False
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def unsaved(self) -> bool:
-        """Whether the database lacks something of it."""
-        return not self.failed and self.backlog is None and self.saved != self.summary.revision
-
-    @property
-    def settled(self) -> bool:
-        """Whether the database has all of it."""
-        return not self.failed and self.making is None and not self.unsaved
-
-    def add(self, requests: Iterable[AppendRequest]) -> None:
-        """Takes note of records that are durable."""
-        self.touched = time.monotonic()
-        for request in requests:
-            if not request.HasField("rows"):
-                continue
-            if self.backlog is None:
-                self.summary.add_rows(request.rows)
-            else:
-                self.backlog.append(request)
-
-    def row(self) -> summary_rows.Saved:
-        """What is to be written of it."""
-        return summary_rows.Saved(
-            run_id=self.run.id,
-            packed=self.summary.pack(),
-            updated_ns=self.summary.last_time_ns,
-            values=dict(self.summary.leads(self.saved)),
-            afresh=self.saved < 0,
-        )
 
 
 class Summaries:

@@ -6,7 +6,7 @@
         lines-00000000-00000006.parquet      lines of the same segments, by (time, writer, number)
         manifest.json                        which column files count, and the first segment that is not in them
 
-`journal` writes and reads segments; `folder` opens a run and switches it atomically from segments to column files;
-`columnfiles` reads column files, `compaction` makes them, in a process of its own (`compactor`); `snapshot` is how
-everybody else reads.
+`journal` appends to the newest segment, `frames` reads them all; `folder` opens a run and switches it atomically from
+segments to column files; `columnfiles` reads column files, `compaction` makes them, in a process of its own
+(`compactor`, which `worker` starts and asks); `snapshot` is how everybody else reads.
 """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from trainyard_metrics.storage.columnfiles import Verified
 from trainyard_metrics.storage.files import Damaged, HeldFile
-from trainyard_metrics.storage.journal import check_frames
+from trainyard_metrics.storage.frames import check_frames
 from trainyard_metrics.storage.snapshot import ColumnPart, Snapshot
 
 

@@ -20,7 +20,7 @@ from trainyard_metrics.domain.lines import order
 from trainyard_metrics.storage.columnfiles import Line, read_lines, read_points
 from trainyard_metrics.storage.columnwriter import ColumnWriter, groups_of_lines, groups_of_points
 from trainyard_metrics.storage.files import columns_name, segment_name
-from trainyard_metrics.storage.journal import frames
+from trainyard_metrics.storage.frames import frames
 from trainyard_metrics.storage.made import Made
 from trainyard_metrics.storage.manifest import ColumnFile
 

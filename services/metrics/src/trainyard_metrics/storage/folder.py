@@ -25,7 +25,8 @@ from trainyard_metrics.storage.files import (
     segment_name,
     segment_number,
 )
-from trainyard_metrics.storage.journal import Journal, frames
+from trainyard_metrics.storage.frames import frames
+from trainyard_metrics.storage.journal import Journal
 from trainyard_metrics.storage.made import Made
 from trainyard_metrics.storage.manifest import Manifest
 from trainyard_metrics.storage.snapshot import ColumnPart, Offsets, SegmentPart, Snapshot

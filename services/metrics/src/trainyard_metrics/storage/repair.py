@@ -30,7 +30,7 @@ from trainyard_metrics.storage.files import (
     segment_name,
     segment_number,
 )
-from trainyard_metrics.storage.journal import MAGIC, check_frames, frame_of, salvage, unpack
+from trainyard_metrics.storage.frames import MAGIC, check_frames, frame_of, salvage, unpack
 from trainyard_metrics.storage.manifest import ColumnFile, Manifest
 
 

@@ -19,9 +19,9 @@ from trainyard_protos.v1.metrics_pb2 import AppendRequest
 from trainyard_metrics.domain.columns import Columns, join
 from trainyard_metrics.domain.gathering import Gatherer, columns
 from trainyard_metrics.domain.lines import LineFilter, matcher, order
-from trainyard_metrics.storage import journal
 from trainyard_metrics.storage.columnfiles import Line, read_lines, read_points
 from trainyard_metrics.storage.files import HeldFile
+from trainyard_metrics.storage.frames import frames
 from trainyard_metrics.storage.manifest import ColumnFile
 
 _GATHERED_BYTES = 32 * 1024 * 1024
@@ -122,7 +122,7 @@ class Snapshot:
     def _journalled(self, make: Callable[[], Gatherer]) -> Iterator[Columns]:
         gatherer, size = make(), 0
         for segment in filter(lambda segment: len(segment.rows), self.segments):
-            for _, requests in journal.frames(segment.held.path, segment.rows):
+            for _, requests in frames(segment.held.path, segment.rows):
                 for request in requests:
                     if request.HasField("rows"):
                         gatherer.add(request)
@@ -164,7 +164,7 @@ class Snapshot:
 
 
 def _read_frame(path: Path, offset: int) -> list[AppendRequest]:
-    ((_, requests),) = journal.frames(path, [offset])
+    ((_, requests),) = frames(path, [offset])
     return requests
 
 
