@@ -40,7 +40,7 @@ class Pace:
         patience_s: for how many seconds a call that fails because the yard is away is made again.
     """
 
-    page_bytes: int = 8 * 1024 * 1024
+    page_bytes: int = 16 * 1024 * 1024
     pages: int = 4
     streams: int = 2
     patience_s: float = 60.0
