@@ -18,7 +18,7 @@ from trainyard.agent.facts import add_facts
 from trainyard.agent.hang import Pulse
 from trainyard.agent.journal import Journal
 from trainyard.agent.link import Link
-from trainyard.agent.parts import Parts
+from trainyard.agent.parts import CHECKPOINTS, OUTPUTS, RECORDS, Parts
 from trainyard.agent.plan import Plan
 from trainyard.agent.prepare import Prepared, checkpoint_folder
 from trainyard.agent.restore import FRESH, Restored
@@ -31,9 +31,6 @@ from trainyard.agent.store import Store
 from trainyard.agent.tracked import Tracked
 from trainyard.agent.transfers import store_outputs
 
-SHIPPING = "logs and points"
-CHECKPOINTS = "checkpoints"
-OUTPUTS = "outputs"
 # Output after this long is progress of a job that neither tracks nor checkpoints.
 PROGRESS_BY_OUTPUT_S = 10.0
 # A checkpoint is noticed within that time after its files last changed: so long rows stay on disk for its cut.
@@ -92,7 +89,7 @@ class Carriers:
         self._keep_run()
         self._shipper = Shipper(self.link, self._run, self._sources, complain, self._delayed)
         self.journal.tell(self._shipper.wake)
-        self._shipping = self.parts.run(SHIPPING, self._shipper.run)
+        self._shipping = self.parts.run(RECORDS, self._shipper.run)
         folder = checkpoint_folder(self._plan, prepared.root) if prepared else None
         if self._plan.checkpoints is not None and folder is not None:
             self.checkpoints = CheckpointSync(
@@ -150,7 +147,7 @@ class Carriers:
         if not work.done():
             work.cancel()
             unstored += self.checkpoints.unstored if self.checkpoints else []
-            unstored.append("logs and points: not everything was acknowledged in time")
+            unstored.append(f"{RECORDS}: not everything was acknowledged in time")
         else:
             work.result()
         for task in (self._shipping, self._syncing):
@@ -169,9 +166,9 @@ class Carriers:
         if self._shipper is not None and self._shipping is not None:
             await self._shipper.finish(self._shipping)
             if self._shipper.refused:
-                unstored.append(f"{SHIPPING}: {self._shipper.refused}")
+                unstored.append(f"{RECORDS}: {self._shipper.refused}")
             unstored += self._shipper.missing.values()
-        unstored += [self.parts.failed[part] for part in (CHECKPOINTS, OUTPUTS, SHIPPING) if part in self.parts.failed]
+        unstored += self.parts.unstored
 
     async def _store_checkpoints(self) -> list[str]:
         if self.checkpoints is None or self._syncing is None:

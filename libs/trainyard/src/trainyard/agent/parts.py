@@ -7,6 +7,16 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
+CHECKPOINTS = "checkpoints"
+OUTPUTS = "outputs"
+RECORDS = "logs and points"
+READING_OUTPUT = "reading the output"
+READING_TRACKERS = "reading the trackers"
+MEASURING = "measuring the workers"
+TALKING = "talking to the launcher"
+CARRYING = (CHECKPOINTS, OUTPUTS, RECORDS, READING_OUTPUT, READING_TRACKERS)
+"""Parts that a job's products depend on: what they could not do is not stored."""
+
 TRIES = 3
 # A part that went on for so long before it failed is not broken for good.
 LASTED_S = 60.0
@@ -18,6 +28,7 @@ class Parts:
 
     Attributes:
         failed: what went wrong and was not made good, in words, by part.
+        unstored: of that, what keeps products from being stored.
     """
 
     def __init__(self, note: Callable[[str, str], None]) -> None:
@@ -28,9 +39,14 @@ class Parts:
         self._note = note
         self.failed: dict[str, str] = {}
 
+    @property
+    def unstored(self) -> list[str]:
+        return [self.failed[part] for part in CARRYING if part in self.failed]
+
     @contextmanager
     def guard(self, part: str) -> Iterator[None]:
-        """What is done inside may fail without harm to anything else."""
+        """What is done inside may fail without harm to anything else; its success makes an earlier failure good."""
+        self.failed.pop(part, None)
         try:
             yield
         except Exception as error:
@@ -47,7 +63,6 @@ class Parts:
         tries = 0
         while tries < TRIES:
             began = now()
-            self.failed.pop(part, None)
             with self.guard(part):
                 await work()
             if part not in self.failed:

@@ -17,6 +17,7 @@ from trainyard.agent.exit_record import write_exit
 from trainyard.agent.failure import NodeFailed
 from trainyard.agent.gang import Gang
 from trainyard.agent.hang import Pulse
+from trainyard.agent.parts import TALKING
 from trainyard.agent.plan import Plan
 from trainyard.agent.prepare import Prepared, prepare
 from trainyard.agent.processes import Reaper
@@ -63,7 +64,7 @@ class Node:
         session = self._carriers.session
         session.on_stop = self._told_to_stop
         session.take_stacks = self._stacks
-        talking = self._carriers.parts.run("talking to the launcher", session.run)
+        talking = self._carriers.parts.run(TALKING, session.run)
         tied = asyncio.create_task(self._watch_owner())
         try:
             exit = await self._work(failure)

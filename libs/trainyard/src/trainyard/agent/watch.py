@@ -13,6 +13,7 @@ from trainyard.agent.gang import Gang
 from trainyard.agent.gpu import Gpus
 from trainyard.agent.hang import Pulse
 from trainyard.agent.output import Output
+from trainyard.agent.parts import MEASURING, READING_OUTPUT, READING_TRACKERS
 from trainyard.agent.plan import Plan
 from trainyard.agent.sampler import Sampler, Target, points_of
 
@@ -42,9 +43,9 @@ class Watch:
         self._pulse.beat()
         run = self._carriers.parts.run
         self._tasks = [
-            run("following the output", self._output.follow),
-            run("reading the trackers", self._look),
-            run("measuring the workers", self._sample),
+            run(READING_OUTPUT, self._output.follow),
+            run(READING_TRACKERS, self._look),
+            run(MEASURING, self._sample),
         ]
 
     async def end(self) -> None:
@@ -53,9 +54,9 @@ class Watch:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._tasks:
-            with self._carriers.parts.guard("following the output"):
+            with self._carriers.parts.guard(READING_OUTPUT):
                 await self._output.drain()
-            with self._carriers.parts.guard("reading the trackers"):
+            with self._carriers.parts.guard(READING_TRACKERS):
                 self._carriers.look_at_trackers()
 
     def _targets(self, gang: Gang) -> list[Target]:
