@@ -88,6 +88,30 @@ async def _rest(reader):
         return b""
 
 
+async def test_more_connections_than_it_holds_are_turned_away_at_once(exposed):
+    _, url = exposed
+    port = int(url.rpartition(":")[2])
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(64)]
+    status, body = await get(f"{url}/healthz")
+    assert (status, "too many connections" in body) == (503, True)
+    for reader, writer in silent:
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+    assert (await get(f"{url}/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "accept", ["text/plain;version=x;escaping=allow-utf-8", "application/openmetrics-text;version=a"]
+)
+async def test_an_accept_header_that_means_nothing_is_refused(exposed, accept):
+    _, url = exposed
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+    writer.write(f"GET /metrics HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nAccept: {accept}\r\n\r\n".encode())
+    assert (await reader.read()).startswith(b"HTTP/1.1 400")
+    writer.close()
+
+
 async def test_beyond_loopback_it_wants_a_certificate():
     exposition = Exposition(CollectorRegistry(), Health([], CollectorRegistry()), TOKEN)
     with pytest.raises(ValueError, match="without TLS"):

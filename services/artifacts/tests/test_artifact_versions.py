@@ -317,3 +317,20 @@ async def test_a_damaged_manifest_is_never_served(yard, tree):
     await yard.sql("UPDATE artifact_manifest SET content = :content", content=pb.Manifest().SerializeToString())
     error = await refused(yard.user().GetVersion(pb.GetVersionRequest(reference="m")))
     assert (error.code(), reason_of(error)) == (grpc.StatusCode.DATA_LOSS, "ManifestDamaged")
+
+
+@pytest.mark.parametrize("rule", [{"keep_last": 1, "best_mode": "sideways"}, {"keep_last": -1}])
+async def test_a_checkpoint_with_a_rule_that_means_nothing_is_refused(yard, rule):
+    request = pb.CommitRequest(name="job-1", kind="checkpoint", checkpoint=pb.CheckpointInfo(**rule))
+    error = await refused(yard.attempt().Commit(request))
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "BadCheckpoint")
+
+
+async def test_a_version_has_a_bounded_number_of_aliases(yard):
+    request = pb.CommitRequest(name="a", kind="data", aliases=[f"alias-{number}" for number in range(65)])
+    assert reason_of(await refused(yard.user().Commit(request))) == "TooLarge"
+
+
+async def test_the_names_of_jobs_are_bounded(yard):
+    request = pb.CommitRequest(name="a", kind="data", producer=pb.Producer(job_id="x" * 129))
+    assert reason_of(await refused(yard.user().Commit(request))) == "BadProducer"

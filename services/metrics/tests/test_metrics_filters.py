@@ -84,8 +84,8 @@ def test_what_is_wrong_is_told_with_its_place_and_a_way_out(text, where, help_):
     "text",
     [
         "name = '" + "x" * 5000 + "'",
-        "(" * 60 + "name = 'a'" + ")" * 60 + " or " + " or ".join("name = 'a'" for _ in range(70)),
-        "name in (" + ",".join("'a'" for _ in range(1001)) + ")",
+        "(" * 60 + "name = 'a'" + ")" * 60 + " or " + " or ".join("id=''" for _ in range(300)),
+        "name in (" + ",".join("'a'" for _ in range(257)) + ")",
     ],
     ids=["long", "many", "values"],
 )

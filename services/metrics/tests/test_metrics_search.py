@@ -1,5 +1,6 @@
 """A search finds what a model in plain Python finds, on SQLite and PostgreSQL, in any order and page by page."""
 
+import base64
 import json
 import math
 import operator
@@ -19,6 +20,7 @@ from trainyard_metrics.domain.filters import Among, Compare, Every, Field, Like,
 from trainyard_metrics.domain.params import flatten
 from trainyard_metrics.domain.summary import Summary
 from trainyard_metrics.search import search
+from trainyard_metrics.settings import Settings
 from trainyard_protos.v1 import metrics_pb2 as pb
 
 from services.metrics.tests.metrics_kit import block, run_id
@@ -64,7 +66,7 @@ def store_run(session, run):
     opened = pb.Run(id=run["id"], workspace="default", job_id=run["job"], fence=run["attempt"], name=run["name"])
     opened.created_ns, opened.notes, opened.params = run["created"], run["notes"], json.dumps(run["params"])
     opened.tags.update(run["tags"])
-    runs.open_run(session, opened)
+    runs.open_run(session, opened, Settings())
     summary = Summary()
     for name, by_rank in run["metrics"].items():
         for rank, value in by_rank.items():
@@ -217,12 +219,16 @@ conditions = st.one_of(
 )
 
 
+def newest_first(model):
+    return sorted(model, key=lambda run: (run["created"], run["id"]), reverse=True)
+
+
 @examples(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(condition=conditions)
 async def test_a_search_finds_what_the_model_finds(known, condition):
     store, model = known
     found = [each.run.id for each in ask(store, filter=written(condition), page_size=1000).runs]
-    assert found == [run["id"] for run in reversed(model) if holds(condition, run)], written(condition)
+    assert found == [run["id"] for run in newest_first(model) if holds(condition, run)], written(condition)
 
 
 def order_key(run, field):
@@ -243,7 +249,7 @@ orders = st.lists(st.tuples(st.one_of(metric_fields, text_fields, attempts), st.
 @given(order=orders, page_size=st.integers(1, 15))
 async def test_pages_in_any_order_hold_every_run_once_in_that_order(known, order, page_size):
     store, model = known
-    expected = sorted(model, key=lambda run: run["id"], reverse=True)
+    expected = newest_first(model)
     for field, descending in reversed(order):
         has = [run for run in expected if order_key(run, field) is not None]
         lacks = [run for run in expected if order_key(run, field) is None]
@@ -275,7 +281,7 @@ async def test_numbers_come_before_texts_when_params_are_ordered(known):
 async def test_last_values_are_those_of_the_lowest_rank(known):
     store, model = known
     names = [*METRICS, "nothing"]
-    for found, run in zip(ask(store, names=names, page_size=1000).runs, reversed(model), strict=True):
+    for found, run in zip(ask(store, names=names, page_size=1000).runs, newest_first(model), strict=True):
         for name, value, step, count in zip(names, found.last_value, found.last_step, found.count, strict=True):
             by_rank = run["metrics"].get(name)
             if by_rank is None:
@@ -288,7 +294,7 @@ async def test_last_values_are_those_of_the_lowest_rank(known):
 async def test_a_search_may_be_among_some_runs(known):
     store, _ = known
     some = [run_id(3), run_id(7), run_id(99)]
-    assert [each.run.id for each in ask(store, run_ids=some).runs] == [run_id(7), run_id(3)]
+    assert {each.run.id for each in ask(store, run_ids=some).runs} == {run_id(7), run_id(3)}
 
 
 async def test_a_token_of_another_order_is_refused(known):
@@ -300,10 +306,45 @@ async def test_a_token_of_another_order_is_refused(known):
         assert caught.value.reason == "BadPageToken"
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "5",
+        "null",
+        "true",
+        "[" * 100_000,
+        '["", 1, "\\ud800"]',
+        '["", 1, "\\u0000"]',
+        '["", 1, true]',
+        '["", 1, [1]]',
+        '["", 1, {}]',
+    ],
+    ids=lambda content: content[:12],
+)
+async def test_a_token_that_somebody_made_up_is_refused(known, content):
+    with pytest.raises(InvalidArgument) as caught:
+        ask(known[0], page_token=base64.urlsafe_b64encode(content.encode()).decode())
+    assert caught.value.reason == "BadPageToken"
+
+
+@pytest.mark.parametrize("field", ["name", "params.lr", "tags.team", "metrics.loss", "attempt", "created"])
+async def test_the_longest_list_fits_into_the_database(known, field):
+    value = {"attempt": "1", "metrics.loss": "1", "params.lr": "1"}.get(field, '"2026-11-20"')
+    values = ", ".join([value] * 255)
+    for word in ("in", "not in"):
+        ask(known[0], filter=f"name = 'a' or {field} {word} ({values})", order_by="metrics.loss, params.lr")
+
+
 @pytest.mark.parametrize("order_by", ["nothing", "metrics.a sideways", ",", "name,,job", "name; drop", "a,b,c,d,e"])
 async def test_an_order_that_means_nothing_is_refused(known, order_by):
     with pytest.raises(InvalidArgument):
         ask(known[0], order_by=order_by)
+
+
+async def test_a_refused_order_says_which_part_and_names_both_directions(known):
+    with pytest.raises(InvalidArgument, match=r"^order by 'metrics\.a sideways': .*'sideways'") as caught:
+        ask(known[0], order_by="created, metrics.a sideways")
+    assert "asc or desc" in caught.value.hint
 
 
 async def test_times_are_compared_in_utc(known):

@@ -1,6 +1,7 @@
 """Series are stitched over attempts, listed, sampled and watched."""
 
 import asyncio
+import json
 
 import grpc
 import pytest
@@ -227,8 +228,32 @@ async def test_opening_again_adds_params_and_tags(ingestor):
     assert [other.id for other in (await stub.ListRuns(pb.ListRunsRequest(job_id="job"))).runs] == [run.id]
 
 
+@pytest.mark.parametrize("what", ["params", "context", "tags"])
+async def test_what_is_added_to_a_run_is_bounded_as_a_whole(ingestor, what):
+    stub = ingestor.user()
+
+    async def add(key):
+        facts = {key: "x" * 200_000}
+        return await open_run(stub, **{what: facts if what == "tags" else json.dumps(facts)})
+
+    kept = await add("0")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        for number in range(1, 64):
+            kept = await add(str(number))
+    assert reason_of(caught.value) == "TooLarge"
+    found = await stub.SearchRuns(pb.SearchRunsRequest(with_context=True))
+    assert getattr(found.runs[0].run, what) == getattr(kept, what)
+
+
+async def test_many_globs_are_refused_before_they_are_compiled(ingestor):
+    stub = ingestor.user()
+    run = await open_run(stub)
+    selector = pb.SeriesSelector(run_id=run.id, names=[f"{number}*" + "a" * 100 for number in range(100)])
+    assert reason_of(await refused(stub.ListSeries(pb.ListSeriesRequest(selector=selector)))) == "TooManyNames"
+
+
 async def test_params_that_are_not_an_object_are_refused(ingestor):
-    for params in ("[1]", "{", "3"):
+    for params in ("[1]", "{", "3", '{"deep": ' + "[" * 50_000 + "]" * 50_000 + "}"):
         assert reason_of(await refused(open_run(ingestor.user(), params=params))) == "NotAnObject"
 
 

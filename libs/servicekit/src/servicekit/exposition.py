@@ -49,7 +49,7 @@ class Exposition:
         self._health = health
         self._token = token.encode()
         self._server: asyncio.Server | None = None
-        self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
+        self._connections = 0
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Listens; returns the port (a free one for 0).
@@ -76,17 +76,24 @@ class Exposition:
             await self._server.wait_closed()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections += 1
         try:
-            async with self._connections, asyncio.timeout(_REQUEST_TIMEOUT_S):
-                answer = await self._answer(await reader.readuntil(b"\r\n\r\n"))
-                writer.write(_encoded(answer))
+            async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                writer.write(_encoded(await self._next_answer(reader)))
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
             pass  # not HTTP, too slow, or gone
         finally:
+            self._connections -= 1
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+    async def _next_answer(self, reader: asyncio.StreamReader) -> _Answer:
+        # Waiting ones would be without bound, and the file descriptors are the whole service's.
+        if self._connections > _MAX_CONNECTIONS:
+            return _Answer("503 Service Unavailable", b"too many connections: try again\n")
+        return await self._answer(await reader.readuntil(b"\r\n\r\n"))
 
     async def _answer(self, request: bytes) -> _Answer:
         first, *lines = request.decode("latin-1").split("\r\n")
@@ -117,7 +124,10 @@ class Exposition:
                 b"send 'Authorization: Bearer <token>': the yard's token, as for every call\n",
                 headers=("WWW-Authenticate: Bearer",),
             )
-        encode, content_type = choose_encoder(headers.get("accept", ""))
+        try:
+            encode, content_type = choose_encoder(headers.get("accept", ""))
+        except (ValueError, TypeError):  # what a version that is no number makes of it
+            return _Answer("400 Bad Request", b"the Accept header is malformed: send 'text/plain', or none\n")
         return _Answer("200 OK", await asyncio.to_thread(encode, self._registry), content_type)
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from servicekit.auth import Principal, current_principal, require_workspace
-from servicekit.errors import PermissionDenied
+from servicekit.errors import InvalidArgument, PermissionDenied
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
 from trainyard_artifacts.domain.names import check_workspace
 
 _ATTEMPT_KINDS = ("checkpoint", "output")
+_MAX_ID = 128
 _CHECKPOINTS = "checkpoints-"
 """Artifacts of that name and a job's id hold the checkpoints that job resumes from."""
 
@@ -27,9 +28,16 @@ def producer_of(given: pb.Producer) -> pb.Producer:
 
     Raises:
         PermissionDenied: an attempt claims to be another.
+        InvalidArgument: BadProducer.
     """
     principal = current_principal()
     if principal.kind == "user":
+        if max(len(given.job_id), len(given.attempt_id)) > _MAX_ID:
+            raise InvalidArgument(
+                f"the id of a job or attempt is longer than {_MAX_ID} characters",
+                reason="BadProducer",
+                hint="give the job's id as 'yard jobs' shows it",
+            )
         return given
     own = pb.Producer(job_id=principal.job_id, attempt_id=principal.attempt_id, fence=principal.fence)
     if given.job_id not in ("", own.job_id) or given.attempt_id not in ("", own.attempt_id):

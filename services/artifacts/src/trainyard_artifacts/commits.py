@@ -21,6 +21,7 @@ from trainyard_artifacts.tables import PartRow, VersionRow
 
 _MAX_KEY = 1024  # attempt, artifact and path, as agents make it
 _MAX_LABEL = 256
+_MAX_ALIASES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +122,13 @@ class Commits:
                 reason="BadCheckpoint",
                 hint="versions of kind 'checkpoint', and only they, have a step and a cut",
             )
-        if request.checkpoint.best_metric and request.checkpoint.best_mode not in ("min", "max"):
-            raise InvalidArgument(
-                f"best_mode '{request.checkpoint.best_mode}'", reason="BadCheckpoint", hint="use 'min' or 'max'"
-            )
+        _check_rule(request.checkpoint)
         texts = [*(k + v for k, v in request.labels.items()), *request.metrics]
         bounds = {
             "bytes of checkpoint facts": (request.checkpoint.ByteSize(), self.settings.max_checkpoint_bytes),
             "labels": (len(request.labels), self.settings.max_labels),
             "inputs": (len(request.inputs), self.settings.max_inputs),
+            "aliases": (len(request.aliases), _MAX_ALIASES),
             "metrics": (len(request.metrics), self.settings.max_metrics),
             "characters of idempotency key": (len(request.idempotency_key), _MAX_KEY),
             "characters in a label or metric": (max(map(len, texts), default=0), _MAX_LABEL),
@@ -148,6 +147,13 @@ def drop_part(session: Session, row: PartRow) -> None:
             col(PartRow.workspace) == row.workspace, col(PartRow.key) == row.key, col(PartRow.part) == row.part
         )
     )
+
+
+def _check_rule(facts: pb.CheckpointInfo) -> None:
+    if facts.best_mode not in (("min", "max") if facts.best_metric else ("", "min", "max")):
+        raise InvalidArgument(f"best_mode '{facts.best_mode}'", reason="BadCheckpoint", hint="use 'min' or 'max'")
+    if facts.keep_last < 0:
+        raise InvalidArgument(f"keep_last {facts.keep_last}", reason="BadCheckpoint", hint="0 keeps all checkpoints")
 
 
 def _read_tree(tree: pb.Manifest) -> _Tree:

@@ -20,6 +20,7 @@ from sqlalchemy.orm import aliased
 from trainyard_metrics.conditions import Clause, Dialect, Expression, attribute, column
 from trainyard_metrics.domain import filters
 from trainyard_metrics.domain.filters import Field
+from trainyard_metrics.domain.params import storable
 from trainyard_metrics.tables import ParamRow, RunRow, TagRow, ValueRow
 
 _MAX_FIELDS = 4
@@ -71,12 +72,13 @@ class Order:
         self._parts = _parse(text)
 
     def apply(self, query: Select[Any], dialect: Dialect) -> tuple[Select[Any], list[Key]]:
-        """The query with what the order needs joined to it, and its keys; the last one is the run's id."""
+        """The query with what the order needs joined to it, and its keys; the last are the run's age and id."""
         keys: list[Key] = []
         for part in self._parts:
             query, expressions = _join(query, part.field, dialect)
             keys += [Key(expression, part.descending) for expression in expressions]
-        return query, [*keys, Key(dialect.text(column(RunRow.id)), True)]
+        newest = Key(column(RunRow.created_ns), True)  # ids of plain scripts' runs do not grow with time
+        return query, [*keys, newest, Key(dialect.text(column(RunRow.id)), True)]
 
     def token(self, values: Sequence[object]) -> str:
         """The token of the page behind a run with these keys."""
@@ -88,12 +90,8 @@ class Order:
         Raises:
             InvalidArgument: BadPageToken.
         """
-        try:
-            text, *values = json.loads(base64.urlsafe_b64decode(token.encode()))
-        except ValueError:
-            text, values = None, []
-        scalar = all(value is None or isinstance(value, str | int | float) for value in values)
-        if text != self._text or len(values) != len(keys) or not scalar:
+        text, values = _read(token)
+        if text != self._text or len(values) != len(keys) or not all(map(_is_key, values)):
             raise InvalidArgument(
                 "this page token is not of this search",
                 reason="BadPageToken",
@@ -103,6 +101,21 @@ class Order:
         return or_(
             *(and_(*same[:index], key.after(values[index])) for index, key in enumerate(keys)),
         )
+
+
+def _read(token: str) -> tuple[object, list[object]]:
+    """What is in a token, whoever wrote it: a text and values, or nothing."""
+    try:
+        text, *values = json.loads(base64.urlsafe_b64decode(token.encode()))
+    except (ValueError, TypeError, RecursionError):
+        return None, []
+    return text, values
+
+
+def _is_key(value: object) -> bool:
+    if isinstance(value, str):
+        return storable(value) == value
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
 
 
 def _parse(text: str) -> list[_Part]:
@@ -120,7 +133,14 @@ def _parse(text: str) -> list[_Part]:
 
 def _part(piece: str) -> _Part:
     direction = _DIRECTION.search(piece)
-    field = filters.parse_field(piece[: direction.start()] if direction else piece)
+    try:
+        field = filters.parse_field(piece[: direction.start()] if direction else piece)
+    except InvalidArgument as error:
+        raise InvalidArgument(
+            f"order by '{piece.strip()}': {error.message.removeprefix('filter, ')}",
+            reason="BadOrder",
+            hint=f"a field, then nothing, asc or desc; {error.hint}",
+        ) from None
     return _Part(field, direction is not None and direction[1].lower() == "desc")
 
 

@@ -159,7 +159,11 @@ def _describe(session: Session, row: RunRow, run: pb.Run, settings: Settings) ->
 
 def _check_whole(row: RunRow, settings: Settings) -> None:
     """Without this, a run that is opened often enough fits into no answer."""
-    kept = {"params": settings.max_params_bytes, "tags": settings.max_params_bytes, "context": settings.max_context_bytes}
+    kept = {
+        "params": settings.max_params_bytes,
+        "tags": settings.max_params_bytes,
+        "context": settings.max_context_bytes,
+    }
     for what, limit in kept.items():
         _check_size(f"all {what} of the run together: {what}", len(getattr(row, what)), _ENCODED * limit)
 

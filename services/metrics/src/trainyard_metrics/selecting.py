@@ -20,6 +20,7 @@ from trainyard_metrics.tables import RunRow
 
 _MAX_PATTERNS = 1000
 _MAX_PATTERN = 256
+_MAX_GLOBS = 4096  # characters; compiling more would hold up everybody else
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +79,16 @@ def name_filter(patterns: Sequence[str]) -> Callable[[str], bool] | None:
     if not patterns:
         return None
     exact = frozenset(patterns)
-    if not any(character in pattern for pattern in patterns for character in "*?["):
+    globs = [pattern for pattern in exact if any(character in pattern for character in "*?[")]
+    if not globs:
         return exact.__contains__
-    expression = re.compile("|".join(translate(pattern) for pattern in patterns), re.DOTALL)
+    if sum(map(len, globs)) > _MAX_GLOBS:
+        raise InvalidArgument(
+            f"{len(globs):,} patterns with '*', '?' or '['",
+            reason="TooManyNames",
+            hint=f"use at most {_MAX_GLOBS:,} characters of them, or exact names",
+        )
+    expression = re.compile("|".join(map(translate, globs)), re.DOTALL)
     return lambda name: name in exact or expression.fullmatch(name) is not None
 
 

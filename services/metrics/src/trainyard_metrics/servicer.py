@@ -58,7 +58,7 @@ class MetricsServicer(MetricsServiceServicer):
         check_run_id(request.run.id)
         run = own_run(request.run)
         runs.check(run, self._settings)
-        opened = await self._store.write(lambda session: runs.open_run(session, run))
+        opened = await self._store.write(lambda session: runs.open_run(session, run, self._settings))
         await self._summaries.opened(opened.facts, stitch=opened.stitch)
         self._bells.ring(opened.run.job_id)
         return opened.run
