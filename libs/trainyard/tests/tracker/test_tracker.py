@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from logs import points, readers, rows, stretches
+from trainyard import tracker
 from trainyard.tracker import devices, records, writing
 from trainyard.tracker import session as sessions
 from trainyard.tracker.reading import Progress
@@ -99,6 +100,45 @@ def test_nothing_that_is_logged_raises_or_stops_what_follows(session, folder, ar
     assert points(folder)[-1] == ("loss", 3, 1.0)
 
 
+class Hostile:
+    """Whatever is asked of it raises an error that cannot be shown either."""
+
+    class Unspeakable(Exception):
+        def __str__(self):
+            raise ValueError
+
+    def refuse(self, *_):
+        raise self.Unspeakable
+
+    __float__ = __int__ = __index__ = __str__ = __repr__ = __bool__ = __len__ = __iter__ = keys = values = refuse
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda it: tracker.log(it),
+        lambda it: tracker.log({"a": it}),
+        lambda it: tracker.log({it: it}, it),
+        lambda it: tracker.log({"a": 1}, it),
+        lambda it: tracker.progress(it, it),
+        lambda it: tracker.params(it),
+        lambda it: tracker.params({"a": it, it: 1}),
+        lambda it: tracker.tags(it),
+        lambda it: tracker.tags({it: it}),
+        lambda it: tracker.note(it),
+        lambda it: tracker.init(it, params=it, tags=it),
+    ],
+)
+def test_no_call_raises_whatever_it_is_given(session, folder, monkeypatch, call, capsys):
+    monkeypatch.setattr(tracker, "_session", session)
+    monkeypatch.setattr(tracker, "log_row", session.log)
+    call(Hostile())
+    call(None)
+    assert "trainyard.tracker: " in capsys.readouterr().err
+    session.log({"loss": 1}, step=3)
+    assert points(folder)[-1] == ("loss", 3, 1.0)
+
+
 def test_a_bad_value_is_warned_of_once(session, capsys):
     for _ in range(3):
         session.log({"bad": None}, step=1)
@@ -118,8 +158,8 @@ def test_a_folder_that_cannot_be_written_costs_the_numbers_not_the_training(tmp_
 
 def test_progress_params_tags_and_notes_are_recorded(session, folder):
     session.progress(3, 10)
-    session.facts("params", {"lr": 0.1, "path": Path("x")})
-    session.facts("note", "first try")
+    session.facts("params", lambda: {"lr": 0.1, "path": Path("x")})
+    session.facts("note", lambda: "first try")
     [stretch] = stretches(readers(folder)[0])
     assert [(said.step, said.total) for said in stretch.progress] == [(3, 10)]
     assert isinstance(stretch.progress[0], Progress)

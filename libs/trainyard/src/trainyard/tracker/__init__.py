@@ -27,6 +27,10 @@ _session = Session()
 log_row = _session.log
 
 
+def _texts(values: Mapping[str, str]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in dict(values).items()}
+
+
 def init(
     name: str | None = None, *, params: Mapping[str, Any] | None = None, tags: Mapping[str, str] | None = None
 ) -> None:
@@ -38,11 +42,11 @@ def init(
         tags: as for `tags`.
     """
     if name is not None:
-        _session.call_run(str(name))
-    if params:
-        _session.facts("params", dict(params))
-    if tags:
-        _session.facts("tags", {str(key): str(value) for key, value in dict(tags).items()})
+        _session.call_run(name)
+    if params is not None:
+        _session.facts("params", lambda: dict(params))
+    if tags is not None:
+        _session.facts("tags", lambda: _texts(tags))
 
 
 def log(metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -65,17 +69,17 @@ def progress(step: int, total: int | None = None) -> None:
 
 def params(values: Mapping[str, Any]) -> None:
     """Records configuration. What JSON has no word for is recorded as its `str()`."""
-    _session.facts("params", dict(values))
+    _session.facts("params", lambda: dict(values))
 
 
 def tags(values: Mapping[str, str]) -> None:
     """Records labels to find the run by."""
-    _session.facts("tags", {str(name): str(value) for name, value in dict(values).items()})
+    _session.facts("tags", lambda: _texts(values))
 
 
 def note(text: str) -> None:
     """Records a remark in words."""
-    _session.facts("note", str(text))
+    _session.facts("note", lambda: str(text))
 
 
 def finish() -> None:

@@ -106,48 +106,48 @@ class Session:
             good = {name: value for name, value in dict(metrics).items() if self._usable(name, value)}
             number = None if step is None else int(step)
         except Exception as unusable:
-            return self._warn(f"log({type(metrics).__name__}, step={step!r}) was dropped: {unusable}")
+            return self._warn(f"log({_shown(metrics)}, step={_shown(step)}) was dropped: {_shown(unusable)}")
         if good and len(good) < len(metrics):
             self.log(good, number)
         elif good:
-            self._warn(f"log of {', '.join(good)} was dropped: {error}")
+            self._warn(f"log of {', '.join(good)} was dropped: {_shown(error)}")
 
     def _dropped(self, error: Exception) -> None:
         if isinstance(error, Unavailable):
             with self._lock:
                 self._log.drop()
-        self._warn(str(error))
+        self._warn(_shown(error))
 
     def _usable(self, name: Any, value: Any) -> bool:
         try:
             float(value)
         except Exception as error:
-            self._warn(f"the value of {name!r} was dropped, float() does not take it: {error}")
+            self._warn(f"the value of {_shown(name)} was dropped, float() does not take it: {_shown(error)}")
             return False
         if isinstance(name, str) and 0 < len(name) <= MAX_NAME:
             return True
-        self._warn(f"the value of {name!r:.80} was dropped: a name is a string of 1 to {MAX_NAME} characters")
+        self._warn(f"the value of {_shown(name)} was dropped: a name is a string of 1 to {MAX_NAME} characters")
         return False
 
-    def call_run(self, name: str) -> None:
+    def call_run(self, name: object) -> None:
         try:
             if not os.environ.get(FOLDER_VARIABLE):
-                offline.call_run(name)
+                offline.call_run(str(name))
         except Exception as error:
-            self._warn(str(error))
+            self._warn(_shown(error))
 
     def progress(self, step: int, total: int | None = None) -> None:
         self._record(lambda: record(PROGRESS_MADE, PROGRESS.pack(int(step), int(total or 0), time.time_ns())))
 
-    def facts(self, kind: str, value: Any) -> None:
-        self._record(lambda: json_record(FACTS, {kind: value}))
+    def facts(self, kind: str, make: Callable[[], Any]) -> None:
+        self._record(lambda: json_record(FACTS, {kind: make()}))
 
     def _record(self, make: Callable[[], bytes]) -> None:
         try:
             made = make()
             self._later(lambda: self._log.record(made))
         except Exception as error:
-            self._warn(f"a record was dropped: {error}")
+            self._warn(f"a record was dropped: {_shown(error)}")
 
     def flush(self) -> None:
         with self._lock:
@@ -160,7 +160,7 @@ class Session:
                 self._log, ended = Log(), self._log
                 ended.close()
         except Exception as error:
-            self._warn(f"the log was not closed: {error}")
+            self._warn(f"the log was not closed: {_shown(error)}")
 
     def _warn(self, text: str) -> None:
         """Once for every text, and in one write, so that ranks do not mix."""
@@ -170,3 +170,11 @@ class Session:
                 sys.stderr.write(f"trainyard.tracker: {text}\n")
             except Exception:  # a closed stderr is no reason to end a training either
                 return
+
+
+def _shown(value: object) -> str:
+    """What a warning says of anything a caller gave, whose own words may raise as well."""
+    try:
+        return f"{str(value) if isinstance(value, Exception) else repr(value):.200}"
+    except Exception:
+        return f"<{type(value).__name__}>"
