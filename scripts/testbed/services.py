@@ -116,7 +116,8 @@ class Owner:
         servers = self.servers()
         if action in _ACTIONS:
             if name not in servers:
-                return {"error": f"there is no '{name}'; there are: {', '.join(servers)}"}
+                known = ", ".join(servers)
+                return {"error": f"there is no '{name}'; there are: {known}" if name else f"name one of: {known}"}
             try:
                 _ACTIONS[action](servers[name])
             except RuntimeError as error:

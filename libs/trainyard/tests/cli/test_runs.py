@@ -103,6 +103,31 @@ async def test_equal_runs_differ_in_nothing(plain: ScriptedYard) -> None:
     assert (await run("compare", FIRST, FIRST)).lines == ["nothing differs"]
 
 
+async def test_equal_code_is_said_to_be_equal(plain: ScriptedYard) -> None:
+    ended = await run("compare", FIRST, FIRST, "--diff")
+    assert (ended.code, ended.out) == (0, "")
+    assert "is the same" in ended.err
+
+
+async def test_a_script_whose_name_looks_like_an_id_is_found_by_its_name(plain: ScriptedYard) -> None:
+    plain.runs = [found(FIRST, name="facade")]
+    assert FIRST in (await run("runs", "show", "facade")).out
+    assert plain.asked("SearchRuns")[0].filter == 'name = "facade" or id like "facade%"'
+
+
+async def test_what_neither_a_job_nor_a_run_is_called_is_told_as_that(plain: ScriptedYard) -> None:
+    ended = await run("metrics", "nothing")
+    assert ended.code == 3
+    assert "no job or run 'nothing'" in ended.err
+    assert "yard runs list" in ended.err
+
+
+async def test_a_pattern_of_logs_that_is_none_is_told_in_words(yard: ScriptedYard) -> None:
+    ended = await run("logs", "--regex", "(")
+    assert ended.code == 2
+    assert "not a pattern of RE2: missing ): (" in ended.err
+
+
 async def test_one_run_cannot_be_compared(yard: ScriptedYard) -> None:
     ended = await run("compare", "digits")
     assert (ended.code, "two or more" in ended.err) == (2, True)

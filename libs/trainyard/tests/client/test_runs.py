@@ -76,7 +76,7 @@ async def test_a_plain_script_is_found_by_id_prefix_and_name(yard: ScriptedYard,
 async def test_what_is_neither_job_nor_run_is_not_found(yard: ScriptedYard) -> None:
     yard.refusals["GetJob"] = [NO_JOB]
     async with AsyncClient() as client:
-        with pytest.raises(errors.NotFound, match="no such job"):
+        with pytest.raises(errors.NotFound, match="no job or run 'nothing'"):
             await client.run("nothing")
 
 

@@ -118,5 +118,5 @@ def _check_target(target: Path, tree: pb.Manifest, merge: bool) -> None:
     if blocking:
         raise TargetExists(
             f"{target} already holds {sorted(blocking)[0]!r}",
-            hint="choose another target, or empty this one, or synchronise it",
+            hint="choose another target, or empty this one, or give --sync (from Python: sync=True)",
         )

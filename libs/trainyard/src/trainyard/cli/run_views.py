@@ -98,7 +98,10 @@ def comparison(found: Comparison, *, wide: bool) -> None:
 
 def code_change(found: Comparison) -> None:
     """How the uncommitted code of the second run differs from the first's, whole."""
-    _show_change(change_between(*found.diffs[:2]).splitlines())
+    lines = change_between(*found.diffs[:2]).splitlines()
+    _show_change(lines)
+    if not lines:
+        terminal.complain("the uncommitted code of both is the same")
 
 
 def _show_change(lines: Sequence[str]) -> None:

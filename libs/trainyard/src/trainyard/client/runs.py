@@ -33,6 +33,16 @@ class Subject:
         return selector
 
 
+def _nothing_called(handle: str, no_job: errors.NotFound) -> errors.NotFound:
+    if handle.startswith("@"):  # which only jobs are called
+        return no_job
+    return errors.NotFound(
+        f"there is no job or run '{handle}'",
+        reason=no_job.reason,
+        hint=f"{no_job.hint}; 'yard runs list' lists runs, and 4 characters of an id are the least",
+    )
+
+
 class RunCalls(JobCalls):
     """Logs, series, live output, stacks and shells.
 
@@ -54,7 +64,7 @@ class RunCalls(JobCalls):
         except errors.NotFound as no_job:
             ids = await self._runs_called(of)
             if not ids:
-                raise no_job
+                raise _nothing_called(of, no_job) from None
             if len(ids) > 1:
                 raise errors.Conflict(
                     f"'{of}' names several runs: {', '.join(ids[:_SHOWN])}{' and more' if len(ids) > _SHOWN else ''}",
@@ -66,7 +76,9 @@ class RunCalls(JobCalls):
     async def _runs_called(self, handle: str) -> list[str]:
         """Ids of the runs, at most one more than are shown, that have this name, or whose id begins so."""
         quoted = handle.replace("\\", "\\\\").replace('"', '\\"')
-        wanted = f'id like "{quoted}%"' if _ID_BEGINNING.fullmatch(handle) else f'name = "{quoted}"'
+        wanted = f'name = "{quoted}"'
+        if _ID_BEGINNING.fullmatch(handle):  # which a name may look like
+            wanted += f' or id like "{quoted}%"'
         request = metrics_pb2.SearchRunsRequest(
             workspace=self.workspace, filter=wanted, all_attempts=True, page_size=_SHOWN + 1
         )

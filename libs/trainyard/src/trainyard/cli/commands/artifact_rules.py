@@ -123,6 +123,10 @@ def retention(
         given = keep_last is not None or keep_best is not None or ttl or metric or mode
         if everything and given:
             raise InvalidArgument("--all and a rule", reason="BadOption", hint="give rules, or --all alone")
+        if bool(keep_best) != bool(metric):
+            raise InvalidArgument(
+                "--keep-best and --metric belong together", reason="BadOption", hint="give both, or neither"
+            )
         if given or everything:
             rules = await client.set_retention(
                 name,

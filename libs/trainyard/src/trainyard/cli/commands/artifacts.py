@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from trainyard.client import AsyncClient
 
 Reference = Annotated[str, typer.Argument(help="name, name@alias, name@3, or the id of a version.")]
+Kind = Literal["code", "checkpoint", "output", "data"]
 _SHOWN_FILES = 20
 
 group = typer.Typer(help="Code, checkpoints, outputs and data: look, store, fetch.", no_args_is_help=True)
@@ -30,7 +31,7 @@ def register(app: typer.Typer) -> None:
 def list_(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="Versions of this artifact only.")] = "",
     job: Annotated[str, typer.Option(help="Only what this job made.", autocompletion=complete_jobs)] = "",
-    kind: Annotated[str, typer.Option(help="code, checkpoint, output or data.")] = "",
+    kind: Annotated[Kind | None, typer.Option(help="Only code, checkpoint, output or data.")] = None,
     output: Output = Format.TABLE,
 ) -> None:
     """List versions, newest first."""
@@ -39,7 +40,7 @@ def list_(
         from trainyard.cli import artifact_views
         from trainyard.cli.output import write
 
-        versions = [version async for version in client.versions(name, kind=kind, job=job)]
+        versions = [version async for version in client.versions(name, kind=kind or "", job=job)]
         if output.for_programs:
             write(versions, output)
         else:
@@ -145,7 +146,7 @@ def get(
 
 def put(
     name: Annotated[str, typer.Argument(help="Name of the artifact.")],
-    path: Annotated[Path, typer.Argument(exists=True, help="File or folder to store.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", exists=True, help="File or folder to store.")],
     alias: Annotated[list[str] | None, typer.Option(help="Alias of the new version; can be given again.")] = None,
     label: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Can be given again.")] = None,
     metric: Annotated[

@@ -90,10 +90,13 @@ def _matcher(search: str, regex: str) -> Callable[[str], bool]:
         return lambda text: search in text
     import re2
 
+    options = re2.Options()
+    options.log_errors = False
     try:
-        pattern = re2.compile(regex)
+        pattern = re2.compile(regex, options)
     except re2.error as error:
-        raise typer.BadParameter(f"not a pattern of RE2: {error}", param_hint="--regex") from None
+        detail = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
+        raise typer.BadParameter(f"not a pattern of RE2: {detail}", param_hint="--regex") from None
     return lambda text: search in text and pattern.search(text) is not None
 
 
