@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import subprocess
 import time
 import urllib.request
@@ -12,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 from _harness import clean_environment
+from _peers import end_tree, free_ports
 
 START_S = 300.0
 WORKERS = 2  # as many as cores
@@ -50,7 +49,7 @@ class Mlflow:
 def mlflow_server(bin_folder: Path, folder: Path) -> Iterator[Mlflow]:
     """A server with its database and artifacts below `folder`; it ends with the block."""
     folder.mkdir()
-    port = _free_port()
+    (port,) = free_ports(1)
     uri = f"http://127.0.0.1:{port}"
     command = [
         *(bin_folder / "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
@@ -69,7 +68,7 @@ def mlflow_server(bin_folder: Path, folder: Path) -> Iterator[Mlflow]:
         _wait(server, f"{uri}/health", folder / "log")
         yield Mlflow(bin_folder / "python", uri)
     finally:
-        _end(server)
+        end_tree(server)
 
 
 def _environment(bin_folder: Path | None = None) -> dict[str, str]:
@@ -87,25 +86,3 @@ def _wait(server: subprocess.Popen[bytes], url: str, log: Path) -> None:
             return
         time.sleep(0.5)  # nothing tells when it is up
     raise RuntimeError(f"mlflow's server did not start:\n{log.read_text()}")
-
-
-def _end(server: subprocess.Popen[bytes]) -> None:
-    """Ends exactly what was started here."""
-    try:
-        tree = [*psutil.Process(server.pid).children(recursive=True), psutil.Process(server.pid)]
-    except psutil.NoSuchProcess:
-        return
-    for process in tree:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, alive = psutil.wait_procs(tree, timeout=10)
-    for process in alive:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    server.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -55,7 +55,7 @@ def ray_cluster(bin_folder: Path) -> Iterator[str]:
             _wait_for_jobs(bin_folder, address, head, log)
             yield address
         finally:
-            _end_tree(head)
+            end_tree(head)  # `ray stop` would end every Ray of the machine
 
 
 def ray_environment() -> dict[str, str]:
@@ -65,7 +65,7 @@ def ray_environment() -> dict[str, str]:
 
 def _head_command(bin_folder: Path, folder: str) -> tuple[str, list[str]]:
     names = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
-    ports = dict(zip(names, _free_ports(len(names)), strict=True))
+    ports = dict(zip(names, free_ports(len(names)), strict=True))
     options = [f"--{name}={port}" for name, port in ports.items()]
     start = [str(bin_folder / "ray"), "start", "--head", "--block", "--include-dashboard=true", "--num-cpus=2"]
     local = ["--node-ip-address=127.0.0.1", f"--temp-dir={folder}"]
@@ -87,7 +87,7 @@ def _wait_for_jobs(bin_folder: Path, address: str, head: subprocess.Popen[bytes]
     raise RuntimeError(f"Ray did not start:\n{log.read_text()}")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -95,8 +95,8 @@ def _free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def _end_tree(head: subprocess.Popen[bytes]) -> None:
-    """Ends exactly what was started here; `ray stop` would end every Ray of the machine."""
+def end_tree(head: subprocess.Popen[bytes]) -> None:
+    """Ends a process that was started here, and its children, and nothing else."""
     try:
         tree = [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]
     except psutil.NoSuchProcess:

@@ -14,6 +14,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from servicekit.auth import bearer_token
 from trainyard_embedded.app import Yard
 from trainyard_embedded.memory import calm_collector
 from trainyard_embedded.settings import YardSettings
@@ -81,7 +82,7 @@ async def serve(home: Path, ready_fd: int) -> None:
     await yard.start()
     calm_collector()
     with os.fdopen(ready_fd, "w") as ready:
-        ready.write(json.dumps({"endpoint": yard.endpoint, "token": yard.token}) + "\n")
+        ready.write(json.dumps({"endpoint": yard.endpoint, "token": bearer_token(home)}) + "\n")
     await ended.wait()
     await yard.stop()
 

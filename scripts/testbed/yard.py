@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from servicekit.auth import AttemptTokens, bearer_token
-from trainyard.home import YARD_FILE, YardFile, boot_id, process_start_time, write_endpoint
+from trainyard.home import YARD_FILE, YardFile, write_endpoint
 
 from scripts.testbed.proxy import ROUTES, Nginx
 from scripts.testbed.server import Server, free_port
@@ -139,15 +138,7 @@ class SplitYard:
             process.kill()
 
     def _yard_file(self) -> YardFile:
-        pid = os.getpid()
-        return YardFile(
-            endpoint=self.endpoint,
-            pid=pid,
-            start_time=process_start_time(pid) or 0,
-            boot_id=boot_id(),
-            version=version("trainyard-scheduler"),
-            ephemeral=False,
-        )
+        return YardFile.of_this_process(self.endpoint, version("trainyard-scheduler"), ephemeral=False)
 
 
 def _s3_settings(bucket: Bucket) -> dict[str, str]:

@@ -30,6 +30,12 @@ class YardFile:
     version: str
     ephemeral: bool
 
+    @classmethod
+    def of_this_process(cls, endpoint: str, version: str, *, ephemeral: bool) -> YardFile:
+        """What the process that serves a yard writes."""
+        pid = os.getpid()
+        return cls(endpoint, pid, process_start_time(pid) or 0, boot_id(), version, ephemeral)
+
     @property
     def alive(self) -> bool:
         """Whether the process that wrote the file still runs."""

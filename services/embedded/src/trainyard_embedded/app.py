@@ -18,7 +18,7 @@ from servicekit.auth import AttemptTokens, bearer_token
 from servicekit.celery import celery_app
 from servicekit.host import Host
 from trainyard.channel import connect
-from trainyard.home import YardFile, boot_id, process_start_time, write_endpoint
+from trainyard.home import YardFile, process_start_time, write_endpoint
 from trainyard_launcher.compose import compose as compose_launcher
 from trainyard_protos.v1 import yard_pb2_grpc
 from trainyard_scheduler.compose import compose as compose_scheduler
@@ -154,15 +154,8 @@ class Yard:
         ]
 
     def _yard_file(self) -> YardFile:
-        pid = os.getpid()
-        return YardFile(
-            endpoint=self.endpoint,
-            pid=pid,
-            start_time=process_start_time(pid) or 0,
-            boot_id=boot_id(),
-            version=version("trainyard-embedded"),
-            ephemeral=self._settings.ephemeral,
-        )
+        installed = version("trainyard-embedded")
+        return YardFile.of_this_process(self.endpoint, installed, ephemeral=self._settings.ephemeral)
 
     async def stop(self) -> None:
         """Ends the services. Work goes on and is found again by the next yard, unless this one was ephemeral."""

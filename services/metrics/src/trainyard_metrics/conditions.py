@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, and_, not_, or_, select, true
+from sqlalchemy import ColumnElement, and_, not_, or_, select
 from sqlmodel import col
 
 from trainyard_metrics.domain import filters
@@ -160,10 +160,3 @@ def _glob(pattern: str) -> str:
         return f"[{text}]" if text in "*?[" else text
 
     return _TOKEN.sub(translate, pattern)
-
-
-def visible(workspace: str, run_ids: Sequence[str], *, all_attempts: bool) -> Clause:
-    """Which runs a search is about."""
-    of: Clause = column(RunRow.workspace) == workspace
-    newest = true() if all_attempts else column(RunRow.superseded).is_(False)
-    return and_(of, newest, column(RunRow.id).in_(run_ids)) if run_ids else and_(of, newest)

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from servicekit.errors import InvalidArgument
 from servicekit.paging import page_size
-from sqlalchemy import Row, literal, select
+from sqlalchemy import Row, and_, literal, select, true
 from sqlmodel import Session, col
 from trainyard_protos.v1 import metrics_pb2 as pb
 
-from trainyard_metrics.conditions import Dialect, visible
+from trainyard_metrics.conditions import Clause, Dialect, column
 from trainyard_metrics.domain import filters
 from trainyard_metrics.domain.columns import Ints
 from trainyard_metrics.domain.summary import ENTRY, Packed
@@ -69,13 +69,20 @@ def _find(session: Session, workspace: str, request: pb.SearchRunsRequest, order
     """Id and keys of the runs of a page."""
     dialect = Dialect(session.get_bind().dialect.name)
     query, keys = order.apply(select(col(RunRow.id)).select_from(RunRow), dialect)
-    query = query.where(visible(workspace, request.run_ids, all_attempts=request.all_attempts))
+    query = query.where(_scope(workspace, request))
     if (condition := filters.parse(request.filter)) is not None:
         query = query.where(dialect.where(condition))
     if request.page_token:
         query = query.where(order.behind(request.page_token, keys))
     query = query.add_columns(*(key.expression for key in keys)).order_by(*(key.clause() for key in keys))
     return session.execute(query.limit(limit)).all()
+
+
+def _scope(workspace: str, request: pb.SearchRunsRequest) -> Clause:
+    """Which runs a search is about."""
+    of: Clause = column(RunRow.workspace) == workspace
+    newest = true() if request.all_attempts else column(RunRow.superseded).is_(False)
+    return and_(of, newest, column(RunRow.id).in_(request.run_ids)) if request.run_ids else and_(of, newest)
 
 
 def _read(session: Session, run_ids: Sequence[str], request: pb.SearchRunsRequest) -> Iterator[pb.FoundRun]:
