@@ -8,7 +8,7 @@ from tests.jobs import WAIT_S, document, running
 MIB = 2**20
 
 
-def test_an_agent_stays_under_40_megabytes(shared_yard, client):
+def test_an_agent_stays_under_40_mebibytes(shared_yard, client):
     job = client.submit(document(["sleep", "600"], workersPerNode=2, gracePeriod="1s"))
 
     running(job)

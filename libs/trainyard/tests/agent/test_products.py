@@ -26,6 +26,14 @@ for step in range(start, 10):
     if step == int(os.environ.get("DIE_AT", -1)):
         os.kill(os.getpid(), signal.SIGKILL)
 """
+TELL_MEMORY = """
+import atexit, sys
+def tell():
+    peak = next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    open("{path}", "w").write(peak)
+if "trainyard.agent" in sys.orig_argv:
+    atexit.register(tell)
+"""
 CHECKPOINTS = {"path": "checkpoints", "pattern": "step-{step}.txt", "settle_s": 0.2, "keep_last": 2}
 
 
@@ -228,6 +236,21 @@ async def test_storing_a_checkpoint_leaves_the_processor_to_the_workers(attempt)
     run = attempt(["python-code", code], checkpoints=CHECKPOINTS)
     assert (await run.run()).acknowledged
     assert run.output() == f"{courtesy.NICENESS} 0\n"
+
+
+async def test_an_agent_stays_small_while_it_stores_a_large_checkpoint(attempt, yard, monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(TELL_MEMORY.format(path=tmp_path / "peak"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    code = (
+        "import os, pathlib\n"
+        "with open('draft', 'wb') as draft:\n"
+        "    for _ in range(96): draft.write(os.urandom(2**20))\n"
+        "os.rename('draft', 'checkpoints/step-1.txt')"
+    )
+    assert (await attempt(["python-code", code], checkpoints=CHECKPOINTS).run()).acknowledged
+    [version] = await versions(yard, "checkpoint")
+    assert version.size == 96 * 2**20
+    assert int((tmp_path / "peak").read_text()) <= 64 * 1024  # KiB
 
 
 async def test_the_next_attempt_resumes_and_the_series_has_no_gap_and_no_doubled_step(attempt, yard):

@@ -53,7 +53,9 @@ class Pace:
 
 FULL = Pace()
 FRUGAL = Pace(page_bytes=4 * 1024 * 1024, pages=2, streams=1, patience_s=20.0)
-"""Some 12 MB of memory, for the agent beside training."""
+"""For the agent beside training. At the peak of an upload it holds 19 MB more than before: the pages, messages on their
+way, and the libraries' own code. Pages of half the size would save 5 MB and make the store sync twice as often.
+"""
 
 
 def ignore(done: int) -> None:
