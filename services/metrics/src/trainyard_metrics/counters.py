@@ -41,6 +41,8 @@ class Counters:
         self.write_errors = Counter(
             "trainyard_metrics_write_errors", "Groups that were not written", ["reason"], registry=registry
         )
+        for reason in ("DiskFull", "StorageFailed"):
+            self.write_errors.labels(reason)  # from 0 on, so that the first one is an increase
         self.open_runs = Gauge("trainyard_metrics_open_runs", "Runs whose files are open", registry=registry)
         self.compaction_seconds = Histogram(
             "trainyard_metrics_compaction_seconds",

@@ -8,7 +8,10 @@ from sqlmodel import Field, SQLModel
 
 class RunRow(SQLModel, table=True):
     __tablename__ = "metrics_run"
-    __table_args__ = (Index("metrics_run_job", "workspace", "job_id"),)
+    __table_args__ = (
+        Index("metrics_run_job", "workspace", "job_id"),
+        Index("metrics_run_newest", "workspace", "created_ns", "id"),
+    )
 
     id: str = Field(primary_key=True)
     workspace: str
