@@ -17,7 +17,8 @@ from servicekit.disk import sync_folder
 
 from trainyard_metrics.domain import batches
 from trainyard_metrics.storage import manifest as manifests
-from trainyard_metrics.storage.columnfiles import Verified, read_lines, read_points
+from trainyard_metrics.storage.checking import column_groups
+from trainyard_metrics.storage.columnfiles import read_lines, read_points
 from trainyard_metrics.storage.files import (
     DAMAGED,
     MANIFEST,
@@ -94,7 +95,9 @@ def _repair_columns(folder: Path, manifest: Manifest, when: int, done: list[Repa
     repaired = manifest
     replaced = []
     for file in manifest.files:
-        problems, good = _groups(folder / file.name, file)
+        groups = list(column_groups(folder / file.name, file))
+        problems = [damage.what for _, damage in groups if damage is not None]
+        good = [group for group, damage in groups if damage is None]
         if not problems:
             continue
         _put_aside(folder / file.name, when)
@@ -108,26 +111,6 @@ def _repair_columns(folder: Path, manifest: Manifest, when: int, done: list[Repa
     for path in replaced:
         path.unlink(missing_ok=True)
     return repaired
-
-
-def _groups(path: Path, file: ColumnFile) -> tuple[list[str], list[int]]:
-    """What is wrong with a file, and the row groups that are right."""
-    try:
-        verified = Verified(path, file)
-    except Damaged as damage:
-        return [damage.what], []
-    except FileNotFoundError:
-        return ["it is missing"], []
-    problems, good = [], []
-    with verified:
-        for group in range(len(file.groups)):
-            try:
-                verified.load(group)
-            except Damaged as damage:
-                problems.append(damage.what)
-            else:
-                good.append(group)
-    return problems, good
 
 
 def _rewrite(folder: Path, file: ColumnFile, good: list[int], when: int) -> ColumnFile | None:
