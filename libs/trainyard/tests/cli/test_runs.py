@@ -128,6 +128,14 @@ async def test_a_pattern_of_logs_that_is_none_is_told_in_words(yard: ScriptedYar
     assert "not a pattern of RE2: missing ): (" in ended.err
 
 
+async def test_logs_without_a_line_say_so_beside_an_empty_output(yard: ScriptedYard) -> None:
+    yard.stored = []
+    for options, said in (((), "it has written nothing"), (("--search", "lr"), "no such lines")):
+        ended = await run("logs", "@last", *options)
+        assert (ended.code, ended.out, ended.err.strip()) == (0, "", said)
+    assert (await run("logs", "@last", "-o", "json")).err == ""
+
+
 async def test_one_run_cannot_be_compared(yard: ScriptedYard) -> None:
     ended = await run("compare", "digits")
     assert (ended.code, "two or more" in ended.err) == (2, True)

@@ -44,6 +44,7 @@ def logs(
     matches = _matcher(search, regex)
 
     async def work(client: AsyncClient) -> int:
+        from trainyard.cli.terminal import complain
         from trainyard.client.follow import Position
         from trainyard.client.runs import Subject
 
@@ -52,11 +53,15 @@ def logs(
         position = Position(attempt=found.attempt)
         ranks = rank or list(range(found.nodes * found.workers_per_node))
         stored = client.logs(Subject(job_id=found.id), attempt=only, ranks=ranks, tail=tail, search=search, regex=regex)
+        none = True
         async for line in stored:
+            none = False
             show(line)
             if line.attempt == position.attempt:
                 position.next_seq[line.line.node] = line.line.seq + 1
         if not follow:
+            if none and not output.for_programs:
+                complain("no such lines" if rank or only or search or regex else "it has written nothing")
             return 0
         return await _go_on(client, found, position, show, lambda line: line.rank in ranks and matches(line.text))
 
