@@ -75,7 +75,7 @@ async def test_salvaging_again_adds_nothing(killed):
 
 
 async def test_a_salvage_that_was_cut_short_is_gone_on_with(killed):
-    (await read_on(killed.folder, read_plan(str(killed.folder)))).close()
+    (await read_on(killed.folder, read_plan(str(killed.folder)))).spool.close()
     assert await delivered(killed) == EXPECTED
 
 

@@ -16,12 +16,16 @@ AGENT_RANK = -1
 
 
 class Journal:
-    """Takes lines from the workers and from the agent itself; says so to whoever asked to be told."""
+    """Takes lines from the workers and from the agent itself; says so to whoever asked to be told.
+
+    Attributes:
+        lost: how many of the newest lines a full disk had no room for.
+    """
 
     def __init__(self, spool: Spool, node: int) -> None:
         self._node = node
         self._listeners: list[Callable[[], None]] = []
-        self._lost = 0
+        self.lost = 0
         self._last: dict[int, deque[str]] = {}
         self.spool = spool
         self.live: deque[common_pb2.LogLine] = deque(maxlen=LIVE_LINES)
@@ -38,8 +42,8 @@ class Journal:
         """Numbers lines and stores them. What a full disk has no room for is counted, and named by a later line."""
         now = time.time_ns()
         texts = list(texts)
-        if self._lost:
-            texts.insert(0, f"[trainyard: {self._lost:,} lines were lost, the disk of this machine was full]")
+        if self.lost:
+            texts.insert(0, f"[trainyard: {self.lost:,} lines were lost, the disk of this machine was full]")
         lines = [
             common_pb2.LogLine(seq=seq, time_ns=now, node=self._node, rank=rank, stream=stream, text=text)
             for seq, text in enumerate(texts, self.spool.next_seq)
@@ -49,9 +53,9 @@ class Journal:
         try:
             self.spool.append([line.SerializeToString() for line in lines], rank if place else None, place)
         except OSError:
-            self._lost += len(lines) - bool(self._lost)
+            self.lost += len(lines) - bool(self.lost)
             return
-        self._lost = 0
+        self.lost = 0
         self.live.extend(lines)
         if stream == "output":
             self._last.setdefault(rank, deque(maxlen=LAST_LINES)).extend(line.text for line in lines)

@@ -34,10 +34,10 @@ async def salvage(folder: Path, plan: Plan) -> bool:
     """Delivers the facts, points and lines of a node's folder; False when metrics would not take them.
 
     Raises:
-        OSError: the folder cannot be read, or its disk is full.
+        OSError: the folder cannot be read.
     """
-    spool = await read_on(folder, plan)
-    lines = LineSource(f"{plan.attempt_id}/{plan.node}/lines", spool)
+    journal = await read_on(folder, plan)
+    lines = LineSource(f"{plan.attempt_id}/{plan.node}/lines", journal.spool)
     run = run_record.kept(folder, plan)
     shipper = Shipper(Link.of(plan, folder), run, lambda: [lines, *tracked.sources], print)
     tracked = Tracked(folder / "tracker", facts=lambda facts: shipper.update(partial(_add_new, facts)))
@@ -45,20 +45,21 @@ async def salvage(folder: Path, plan: Plan) -> bool:
     while tracked.look():  # noqa: ASYNC110 (waits for nothing: lets the shipper have its turn)
         await asyncio.sleep(0)
     await shipper.finish(shipping)
-    spool.close()
+    journal.spool.close()
     unstored = [shipper.refused] if shipper.refused else list(shipper.missing.values())
+    if journal.lost:
+        unstored.append(f"{journal.lost:,} lines of output: the disk of this machine is full")
     for what in unstored:
         print(f"not salvaged: {what}")  # noqa: T201 (goes to the agent's log)
     return not unstored
 
 
-async def read_on(folder: Path, plan: Plan) -> Spool:
-    """The spool with what the workers printed to their end."""
-    spool = Spool.reopen(folder / "spool")
-    journal = Journal(spool, plan.node)
+async def read_on(folder: Path, plan: Plan) -> Journal:
+    """The dead agent's lines, and with them what the workers printed to their end."""
+    journal = Journal(Spool.reopen(folder / "spool"), plan.node)
     files = {int(path.stem.removeprefix("rank-")): path for path in (folder / "out").glob("rank-*.log")}
-    await Output(files, journal.output, places=spool.marks).drain()
-    return spool
+    await Output(files, journal.output, places=journal.spool.marks).drain()
+    return journal
 
 
 def _add_new(facts: dict[str, Any], run: metrics_pb2.Run) -> None:
