@@ -13,6 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+from trainyard.cli import terminal
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
 from libs.trainyard.tests.client.scripted import JOB_ID, ScriptedYard, document, event, job, line, lines, started
@@ -132,3 +134,10 @@ async def test_anything_but_yes_leaves_the_job_alone(yard: ScriptedYard, tmp_pat
         terminal.type("\n")
         assert await asyncio.wait_for(terminal.process.wait(), 30) == 130
     assert yard.asked("CancelJob") == []
+
+
+@pytest.mark.parametrize("write", [terminal.say, terminal.complain])
+def test_what_is_written_cannot_drive_the_terminal_of_its_reader(write, capsys):
+    write("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07 \u202egpj.exe\x9b2J\r\nnext\tline")
+    out, err = capsys.readouterr()
+    assert out + err == "\x1b[31mred\x1b[0m [2J]0;title gpj.exe2J\nnext\tline\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import sys
 from collections.abc import Sequence
 
 from trainyard.cli import terminal
@@ -46,4 +45,4 @@ def pairs(items: Sequence[tuple[str, str]]) -> None:
         first, *more = value.splitlines()
         terminal.say(f"{terminal.styled(name.ljust(width), 'dim')}  {first}")
         for line in more:
-            sys.stdout.write(f"{' ' * width}  {line}\n")
+            terminal.say(f"{' ' * width}  {line}")

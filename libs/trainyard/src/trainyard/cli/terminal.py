@@ -8,7 +8,7 @@ import sys
 from typing import TextIO
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
-_CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _STATE_STYLES = {
     "queued": "yellow",
     "starting": "cyan",
@@ -42,15 +42,15 @@ def state(name: str) -> str:
 
 
 def say(text: str = "") -> None:
-    """One line to standard output."""
-    sys.stdout.write(f"{text}\n")
+    """Lines to standard output. Names and words of others are in them: none of it drives the reader's terminal."""
+    sys.stdout.write(f"{_harmless(text)}\n")
     sys.stdout.flush()
 
 
 def complain(text: str) -> None:
-    """One line to standard error."""
+    """As `say`, to standard error."""
     sys.stdout.flush()
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{_harmless(text)}\n")
     sys.stderr.flush()
 
 
@@ -69,3 +69,7 @@ def next_steps(*commands: str) -> None:
 def clean(text: str) -> str:
     """Text of a job without what could drive the reader's terminal; colours stay."""
     return _CONTROL.sub(lambda found: found[0] if found[0].endswith("m") else "", text)
+
+
+def _harmless(text: str) -> str:
+    return "\n".join(map(clean, text.split("\n")))
