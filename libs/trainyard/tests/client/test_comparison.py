@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.client import Run, compare
@@ -98,3 +99,8 @@ def test_every_leaf_is_found_under_the_names_that_lead_to_it(params: dict[str, A
         for part in name.split(".") if name else ():
             found = found[part]
         assert found is value
+
+
+@pytest.mark.parametrize("git", [5, "text", [1], None])
+def test_a_context_that_means_nothing_is_left_out(git: Any) -> None:
+    assert compare([Run("a", "a", context={"git": git}), Run("b", "b", context={"git": {"commit": "c"}})]).rows

@@ -56,7 +56,7 @@ def detail(run: Run, *, wide: bool) -> None:
             ("notes", run.notes),
         ]
     )
-    git = {name: value for name, value in (run.context.get("git") or {}).items() if wide or name != "diff"}
+    git = {name: value for name, value in run.git.items() if wide or name != "diff"}
     place = {name: value for name, value in run.context.items() if name != "git"}
     values = {name: value for name, value in run.values.items() if wide or not name.startswith(SYSTEM_PREFIX)}
     for title, facts in (("tags", run.tags), ("params", run.params), ("git", git), ("context", place)):

@@ -87,7 +87,8 @@ def flattened(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _facts(run: Run, diff: str, everything: bool) -> Iterator[tuple[tuple[str, str], Any]]:
     context = dict(run.context)
-    git = dict(context.pop("git", None) or {})
+    context.pop("git", None)
+    git = dict(run.git)
     reference = git.pop("diff_artifact", None)
     if diff:
         git["diff"] = _summary(diff)

@@ -38,6 +38,12 @@ class Run:
     values: Mapping[str, float] = field(default_factory=dict)
     steps: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def git(self) -> Mapping[str, Any]:
+        """Facts of its code; {} when there are none. Whoever opens a run writes its context, also nonsense."""
+        facts = self.context.get("git")
+        return facts if isinstance(facts, Mapping) else {}
+
 
 def run_of(found: metrics_pb2.FoundRun, names: Sequence[str] = ()) -> Run:
     """A run as the service describes it.

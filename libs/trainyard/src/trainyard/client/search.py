@@ -114,7 +114,7 @@ class SearchCalls(RunCalls, ArtifactCalls):
         Raises:
             NotFound: the artifact that held it was deleted.
         """
-        git = run.context.get("git") or {}
+        git = run.git
         if reference := git.get("diff_artifact"):
             return (await self.read_file(reference, DIFF_FILE)).decode(errors="replace")
         return str(git.get("diff", ""))
