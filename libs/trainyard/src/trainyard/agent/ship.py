@@ -72,7 +72,10 @@ async def _deliver(folder: Path, home: Path) -> bool:
     finishing = asyncio.ensure_future(shipper.finish(shipping))
     await asyncio.wait([finishing], timeout=LAST_TRY_S)
     shipping.cancel()
-    return finishing.done() and not shipper.refused and not shipper.missing
+    if not finishing.done():
+        return False
+    finishing.result()  # what failed was not delivered: the folder stays
+    return not shipper.refused and not shipper.missing
 
 
 def _complain(text: str) -> None:

@@ -64,7 +64,8 @@ class Shipper:
         self._link = link
         self._run = run
         self._sources = sources
-        self._opened: metrics_pb2.Run | None = None
+        self._opened: metrics_pb2.Run | None = None  # on this connection
+        self._accepted = _without_facts(run)
         self._wake = asyncio.Event()
         self._finishing = False
         self.refused = ""
@@ -90,6 +91,8 @@ class Shipper:
         await shipping
 
     async def _converse(self) -> bool:
+        if not self._link.endpoint():
+            return False  # no yard is up
         async with self._link.connect() as channel:
             stub = MetricsServiceStub(channel)
             self._opened = None  # a yard that lost its state learns of the run again
@@ -110,13 +113,14 @@ class Shipper:
         try:
             await stub.OpenRun(metrics_pb2.OpenRunRequest(run=wanted), timeout=CALL_TIMEOUT_S)
         except grpc.aio.AioRpcError as error:
-            if error.code() is not grpc.StatusCode.INVALID_ARGUMENT or self._opened is None:
+            if error.code() is not grpc.StatusCode.INVALID_ARGUMENT or wanted == self._accepted:
                 raise
             # Facts that were added are too large: rows and lines go on without them.
-            self._run.CopyFrom(self._opened)
+            self._run.CopyFrom(self._accepted)
             self._complain(error.details() or "facts of the run were refused")
+            await self._open(stub)
             return
-        self._opened = wanted
+        self._opened = self._accepted = wanted
 
     async def _ship(self, stub: MetricsServiceAsyncStub) -> bool:
         append: Any = stub.Append  # the stub's type does not know that requests can be written one by one
@@ -216,3 +220,12 @@ async def _raise_status(call: Any) -> None:
         await call.trailing_metadata(),
         details=await call.details() or "the stream ended",
     )
+
+
+def _without_facts(run: metrics_pb2.Run) -> metrics_pb2.Run:
+    """What identifies a run: metrics takes this whatever the facts beside it are."""
+    bare = metrics_pb2.Run()
+    bare.CopyFrom(run)
+    for fact in ("params", "tags", "notes", "context"):
+        bare.ClearField(fact)
+    return bare
