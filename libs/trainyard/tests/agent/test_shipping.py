@@ -378,3 +378,22 @@ async def test_a_shipper_stays_small_however_much_there_is_to_ship(yard, folder,
         selector = metrics_pb2.SeriesSelector(workspace="default", run_id=offline.name)
         series = (await stub.ListSeries(metrics_pb2.ListSeriesRequest(selector=selector))).series
     assert {each.count for each in series} == {20_000} and len(series) == 500
+
+
+@pytest.mark.parametrize("reconnect", [False, True])
+async def test_facts_that_metrics_refuses_cost_no_rows(yard, folder, reconnect):
+    log = Log()
+    write(log, 0, 500)
+    shipping = Shipping(yard, folder)
+    if reconnect:
+        shipping.look()
+        await shipping.acknowledged(500)
+        await yard.stop()
+    shipping.shipper.update(lambda run: setattr(run, "params", json.dumps({"huge": "x" * 2_000_000})))
+    if reconnect:
+        await yard.start()
+    write(log, 500, 500)
+    await shipping.finish()
+    assert not shipping.shipper.refused
+    assert len(shipping.complaints) == 1
+    assert await stored(yard, shipping.run_id) == expected(1_000)
