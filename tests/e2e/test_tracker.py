@@ -59,6 +59,17 @@ def test_without_a_yard_what_a_script_tracks_is_kept_and_shipped_later(home):
     home.assert_nothing_left()
 
 
+def test_what_a_script_tracks_between_two_yards_waits_for_the_second(home):
+    home.up()
+    home.down()
+    run_script(home, PLAIN)
+    home.assert_nothing_left()  # the script's shipper gave up
+    home.up()
+    wait_until(lambda: plain_runs(home) == EXPECTED, "the points of the script")
+    home.down()
+    home.assert_nothing_left()
+
+
 def test_values_that_are_no_numbers_are_kept(client):
     code = """
         from trainyard import tracker

@@ -34,6 +34,20 @@ def test_up_twice_is_one_yard_and_down_twice_is_no_error(home):
     home.assert_nothing_left()
 
 
+def test_a_yard_is_up_only_when_every_service_is(make_home):
+    home = make_home(TRAINYARD_METRICS_NOPE="1")
+    refused = home.run("up")
+    assert refused.returncode == 2
+    assert "TRAINYARD_METRICS_NOPE" in refused.stderr
+    home.assert_nothing_left()
+
+
+def test_a_home_that_cannot_be_made_is_told_with_what_to_do(home):
+    home.environ["TRAINYARD_HOME"] = "/proc/nowhere"
+    refused = home.run("up")
+    assert (refused.returncode, "TRAINYARD_HOME" in refused.stderr) == (2, True)
+
+
 def test_options_that_a_running_yard_would_ignore_are_a_conflict(yard):
     refused = yard.run("up", "--metrics-port", "1")
     assert refused.returncode == 6

@@ -96,11 +96,16 @@ async def _serve(settings: YardSettings, ready_fd: int) -> None:
     yard = Yard(settings)
     await yard.start()
     calm_collector()
-    _tell(ready_fd, {"endpoint": yard.endpoint})
+    if not settings.ephemeral:  # a yard for one command serves while its last services still come up
+        await yard.whole()
+    if yard.failure is None:
+        _tell(ready_fd, {"endpoint": yard.endpoint})
     await _until_over(settings, yard.servicer, ended)
     if settings.ephemeral:
         await yard.servicer.stop_jobs("the yard that was started for this job is going down")
     await yard.stop()
+    if isinstance(yard.failure, ValueError):
+        raise yard.failure
     if yard.failure is not None:
         raise RuntimeError(f"the yard ended because a service could not start: {yard.failure}") from yard.failure
 

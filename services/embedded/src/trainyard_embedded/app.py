@@ -72,6 +72,11 @@ class Yard:
         write_endpoint(home, self._yard_file())
         self._late_start = asyncio.create_task(self._start_late(), name="late-services")
 
+    async def whole(self) -> None:
+        """Returns when every service is up, or `failure` says which is not."""
+        if self._late_start is not None:
+            await asyncio.shield(self._late_start)
+
     def _client_host(self) -> str:
         return "127.0.0.1" if self._settings.host in ("0.0.0.0", "::") else self._settings.host
 

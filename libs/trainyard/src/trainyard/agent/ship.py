@@ -69,6 +69,9 @@ async def _deliver(folder: Path, home: Path) -> bool:
         await asyncio.wait([over] if not over.done() else [shipping], timeout=LOOK_S)
     while _look(tracked, early, shipper):
         pass
+    if not link.endpoint():
+        shipping.cancel()
+        return False  # the next yard delivers what waits
     finishing = asyncio.ensure_future(shipper.finish(shipping))
     await asyncio.wait([finishing], timeout=LAST_TRY_S)
     shipping.cancel()

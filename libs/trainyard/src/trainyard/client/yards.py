@@ -54,8 +54,18 @@ def start(folder: Path, arguments: Sequence[str] = ()) -> StartingYard:
     Args:
         folder: its TRAINYARD_HOME; made when it is missing.
         arguments: options of `python -m trainyard_embedded`.
+
+    Raises:
+        InvalidArgument: the folder cannot be made.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.InvalidArgument(
+            f"{folder} cannot be a yard's home: {error.strerror}",
+            reason="InvalidHome",
+            hint="set TRAINYARD_HOME to a folder that you may write to",
+        ) from error
     ready, said = os.pipe()
     with (folder / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(

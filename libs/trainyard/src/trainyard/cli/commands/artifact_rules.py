@@ -170,13 +170,18 @@ def rm(
     async def work(client: AsyncClient) -> None:
         import sys
 
+        from trainyard import errors
         from trainyard.cli import artifact_views, words
         from trainyard.cli.output import write
         from trainyard.cli.terminal import is_terminal, say
 
         version = await client.artifact(reference)
         named = artifact_views.reference(version)
-        if not yes and sys.stdin.isatty() and is_terminal():
+        if not yes and not (sys.stdin.isatty() and is_terminal()):
+            raise errors.InvalidArgument(
+                f"{named} is not deleted: nobody is there to be asked", reason="NotConfirmed", hint="give --yes"
+            )
+        if not yes:
             kept = f"{words.plural(version.files, 'file')}, {words.size(version.size)}"
             aliases = f", {', '.join(version.aliases)}" if version.aliases else ""
             typer.confirm(f"Delete {named} ({kept}{aliases})?", abort=True)
