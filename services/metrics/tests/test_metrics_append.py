@@ -89,6 +89,10 @@ CONTRADICTIONS = {
     "a number beyond": rows(block({"a": [1]}, row=[0]), block({"b": [1]}, row=[2]), count=2),
     "descending": rows(block({"a": [1, 2]}, row=[1, 0]), count=2),
     "no numbers": rows(block({"a": [1]}), block({"b": [1]}, row=[1]), count=2),
+    "very many lines": pb.AppendRequest(
+        run_id=run_id(1), writer_id="w", lines=pb.AppendRequest.Lines(lines=[common_pb2.LogLine()] * 70_000)
+    ),
+    "very many names": rows(pb.Block(names=["a"] * 300_000), count=0),
 }
 
 

@@ -20,6 +20,9 @@ REFUSED = "trainyard/refused"
 _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,256}")
 _MAX_WRITER = 128
 _MAX_POSITION = 2**63 - 1
+# Empty lines and names without rows take no room in a message, but do in the index.
+_MAX_LINES = 65_536
+_MAX_NAMES = 262_144
 
 
 def count(request: AppendRequest) -> int:
@@ -44,11 +47,16 @@ def check(request: AppendRequest) -> None:
         raise _bad(f"a writer id of {len(request.writer_id)} characters", f"use 1 to {_MAX_WRITER}")
     if request.HasField("rows"):
         _check_rows(request.rows)
+    if len(request.lines.lines) > _MAX_LINES:
+        raise _bad(f"{len(request.lines.lines):,} lines", f"send at most {_MAX_LINES:,} at a time")
     if request.first_seq + count(request) > _MAX_POSITION:
         raise _bad(f"records numbered from {request.first_seq}", "number a writer's records from 0")
 
 
 def _check_rows(rows: Rows) -> None:
+    names = sum(len(block.names) for block in rows.blocks)
+    if names > _MAX_NAMES:
+        raise _bad(f"{names:,} names in {len(rows.blocks):,} blocks", f"send at most {_MAX_NAMES:,} at a time")
     for index, block in enumerate(rows.blocks):
         _check_block(index, block, alone=len(rows.blocks) == 1)
     total = sum(len(block.step) for block in rows.blocks) // 8
