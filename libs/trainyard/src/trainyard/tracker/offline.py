@@ -21,6 +21,8 @@ from typing import NamedTuple
 from trainyard.home import boot_id, home, process_start_time
 
 RUN_FILE = "run.json"
+# Nice before its imports, which would otherwise take the processor from the first steps of the training.
+_SHIPPER = "import os; os.nice(10); import runpy; runpy.run_module('trainyard.agent.ship', run_name='__main__')"
 _run_folder: Path | None = None
 _name = ""
 
@@ -97,11 +99,11 @@ def _describe(run_folder: Path, owner: _Owner) -> bool:
 
 
 def _start_shipper(run_folder: Path) -> None:
-    """In a session of its own: Ctrl-C in the trainer's terminal is not meant for it.
+    """In a session of its own: Ctrl-C in the trainer's terminal is not meant for it. It gives way to the trainer.
 
     Nobody waits for it. `subprocess` would take milliseconds to import, in the middle of a training step.
     """
     nowhere = [(os.POSIX_SPAWN_OPEN, descriptor, os.devnull, os.O_RDWR, 0) for descriptor in range(3)]
     others = [(os.POSIX_SPAWN_CLOSE, int(each.name)) for each in Path("/proc/self/fd").iterdir() if int(each.name) > 2]
-    command = [sys.executable, "-m", "trainyard.agent.ship", str(run_folder)]
+    command = [sys.executable, "-c", _SHIPPER, str(run_folder)]
     os.posix_spawn(sys.executable, command, os.environ, file_actions=[*nowhere, *others], setsid=True)
