@@ -25,7 +25,7 @@ from trainyard_protos.v1 import artifacts_pb2_grpc, common_pb2, launcher_pb2, la
 
 Message = launcher_pb2.AgentMessage
 Command = launcher_pb2.AgentCommand
-DEADLINE_S = 60
+DEADLINE_S = 180
 
 
 class LauncherEnd(launcher_pb2_grpc.AgentServiceServicer):
