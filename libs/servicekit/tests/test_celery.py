@@ -50,3 +50,39 @@ def test_a_worker_takes_only_its_own_queues(app, workers):
     app.send_task("trainyard.launch", args=["own"], queue=start_queue("beta"))
     assert seen.get(timeout=20) == "own"
     assert seen.empty()
+
+
+def test_two_workers_of_one_process_do_not_read_each_others_messages(app, workers):
+    seen: queue.Queue[tuple[str, str]] = queue.Queue()
+
+    def start(number):
+        seen.put(("start", number))
+
+    def stop(number):
+        seen.put(("stop", number))
+
+    register(app, "trainyard.launch", start)
+    register(app, "trainyard.stop", stop)
+    for name in (start_queue("delta"), stop_queue("delta")):
+        worker = Worker(app, [name], concurrency=2)
+        worker.start()
+        workers(worker)
+        # Of the whole process there is one such loop, in which mixed reads show only now and then.
+        assert not worker._controller.use_eventloop
+    sent = set()
+    for number in map(str, range(100)):
+        app.send_task("trainyard.launch", args=[number], queue=start_queue("delta"))
+        app.send_task("trainyard.stop", args=[number], queue=stop_queue("delta"))
+        sent |= {("start", number), ("stop", number)}
+    assert {seen.get(timeout=20) for _ in sent} == sent
+
+
+def test_a_worker_that_ended_by_itself_starts_again(app, workers):
+    seen: queue.Queue[str] = queue.Queue()
+    register(app, "trainyard.launch", seen.put)
+    worker = Worker(app, [start_queue("epsilon")], concurrency=1)
+    worker.start()
+    workers(worker)
+    worker._controller.stop(exitcode=1)  # as Celery does after an error that it calls unrecoverable
+    app.send_task("trainyard.launch", args=["x"], queue=start_queue("epsilon"))
+    assert seen.get(timeout=20) == "x"

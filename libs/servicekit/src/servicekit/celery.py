@@ -6,6 +6,7 @@ thread: prefork and gRPC do not mix.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -18,10 +19,14 @@ from servicekit import inprocess
 if TYPE_CHECKING:
     from celery.worker import WorkController
 
+logger = logging.getLogger(__name__)
+
 LAUNCH = "trainyard.launch"
 STOP = "trainyard.stop"
 FORGET = "trainyard.forget"
 
+
+_RESTART_S = 1.0  # before a worker that ended by itself starts again
 
 # Without them a Redis that hangs would hold a sender for ever. A blocking pop lasts a second.
 _TRANSPORT = {
@@ -50,7 +55,8 @@ def celery_app(broker_url: str = f"{inprocess.SCHEME}://localhost/") -> Celery:
         task_acks_late=True,
         task_ignore_result=True,
         task_store_eager_result=False,
-        worker_prefetch_multiplier=1,
+        # A worker looks for room again only when a message comes, or after a second: it takes some ahead.
+        worker_prefetch_multiplier=32,
         worker_pool="threads",
         worker_redirect_stdouts=False,
         worker_hijack_root_logger=False,
@@ -86,6 +92,7 @@ class Worker:
         self._concurrency = concurrency
         self._controller: WorkController | None = None
         self._started: Future[None] = Future()
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="worker-" + "-".join(queues), daemon=True)
 
     def start(self) -> None:
@@ -100,26 +107,41 @@ class Worker:
         self._started.result(timeout=30)
 
     def _run(self) -> None:
-        try:
-            self._controller = self._app.WorkController(
-                app=self._app,
-                queues=self._queues,
-                concurrency=self._concurrency,
-                pool_cls="threads",
-                hostname=self._thread.name,
-                without_heartbeat=True,
-                without_mingle=True,
-                without_gossip=True,
-                ready_callback=lambda _consumer: self._started.set_result(None),
-            )
-            self._controller.start()
-        except Exception as error:
-            if self._started.done():
-                raise
-            self._started.set_exception(error)
+        while not self._stopping.is_set():
+            try:
+                self._controller = self._make_controller()
+                self._controller.start()
+            except Exception as error:
+                if not self._started.done():
+                    self._started.set_exception(error)
+                    return
+                logger.exception("a worker failed")
+            # Celery gives up on what it calls unrecoverable; nobody else would take this queue's messages.
+            if not self._stopping.wait(_RESTART_S):
+                logger.error("a worker ended by itself and starts again", extra={"queues": self._queues})
+
+    def _make_controller(self) -> WorkController:
+        return self._app.WorkController(
+            app=self._app,
+            queues=self._queues,
+            concurrency=self._concurrency,
+            pool_cls="threads",
+            hostname=self._thread.name,
+            # Celery's event loop is one for the whole process: its workers would read each other's sockets.
+            use_eventloop=False,
+            without_heartbeat=True,
+            without_mingle=True,
+            without_gossip=True,
+            ready_callback=self._on_ready,
+        )
+
+    def _on_ready(self, _consumer: object) -> None:
+        if not self._started.done():
+            self._started.set_result(None)
 
     def stop(self, timeout_s: float = 10) -> None:
         """Takes no more tasks and lets the running ones end."""
+        self._stopping.set()
         if self._controller is not None:
             self._controller.stop()
             inprocess.bell.ring()

@@ -33,7 +33,7 @@ def test_a_log_can_be_read_by_its_description_alone(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "4")
     monkeypatch.setattr(records, "FIRST_SIZE", 4096)
     session = Session()
-    session.facts("params", {"lr": 0.5})
+    session.facts("params", lambda: {"lr": 0.5})
     for step in range(500):
         session.log({"loss": step / 2, "acc": math.inf} if step % 2 else {"loss": step / 2}, step=step)
     session.progress(500, 1_000)
