@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
+
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 _LOOK_S = 0.02
@@ -151,10 +153,12 @@ class Server(ABC):
                 self.kill()
 
     def kill(self) -> None:
-        """SIGKILL, and waits until it is gone."""
+        """SIGKILL, and waits until it is gone, with the processes that end because it does."""
+        family = psutil.Process(self.process.pid).children(recursive=True) if self.process and self.alive else []
         self._signal(signal.SIGKILL)
         if self.process is not None:
             self.process.wait(STOP_TIMEOUT_S)
+        psutil.wait_procs(family, STOP_TIMEOUT_S)
 
     def pause(self) -> None:
         """SIGSTOP: it is there, and does nothing."""
