@@ -1,0 +1,1 @@
+"""trainkit: the training library."""

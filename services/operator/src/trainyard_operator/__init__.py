@@ -1,0 +1,1 @@
+"""The operator: TrainingJob resources of a cluster, as jobs of the yard."""

@@ -1,0 +1,1 @@
+"""Makes the secrets and certificates that an installation lacks."""
