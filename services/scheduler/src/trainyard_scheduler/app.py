@@ -10,8 +10,6 @@ from pathlib import Path
 import grpc
 from celery import Celery
 from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 from servicekit.ids import now_ns
 from servicekit.outbox import Publisher
 from servicekit.store import Store
@@ -20,8 +18,8 @@ from trainyard_protos.v1 import admin_pb2_grpc, scheduler_pb2_grpc
 from trainyard_scheduler import queries
 from trainyard_scheduler.admin import DATABASE, SchedulerAdminServicer
 from trainyard_scheduler.attempts_servicer import AttemptServicer
-from trainyard_scheduler.domain.states import JobState
 from trainyard_scheduler.duties import Admitter, TimerDuties
+from trainyard_scheduler.exporter import SchedulerCollector
 from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import Ledger
 from trainyard_scheduler.rebuild import rebuild
@@ -73,7 +71,7 @@ class Scheduler:
             buckets=(0.01, 0.1, 1, 10, 60, 600, 3600, 86400),
             registry=registry,
         )
-        registry.register(_Gauges(self._index, self._publisher))
+        registry.register(SchedulerCollector(self._index, self._publisher))
         self._admitter = Admitter(self._index, self._ledger, settings, waited)
         self._duties = TimerDuties(self._index, self._ledger, settings)
         self._admitting: asyncio.Task[None] | None = None
@@ -116,20 +114,3 @@ class Scheduler:
         await self._ledger.close()
         await self._publisher.stop()
         await self._store.close()
-
-
-class _Gauges(Collector):
-    """Numbers that are read when they are asked for."""
-
-    def __init__(self, index: Index, publisher: Publisher) -> None:
-        self._index = index
-        self._publisher = publisher
-
-    def collect(self) -> list[GaugeMetricFamily]:
-        jobs = GaugeMetricFamily("trainyard_jobs", "Jobs by state", labels=["state"])
-        for state in JobState:
-            jobs.add_metric([state.name.lower()], self._index.states[state])
-        backlog = GaugeMetricFamily(
-            "trainyard_outbox_backlog", "Messages that wait to be sent", self._publisher.backlog
-        )
-        return [jobs, backlog]

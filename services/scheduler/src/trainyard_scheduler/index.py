@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import bisect
 import functools
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from trainyard_scheduler.domain.admission import NOTHING, Amount, Demand, place, take
@@ -24,6 +26,7 @@ from trainyard_scheduler.domain.pending import (
     waiting,
 )
 from trainyard_scheduler.domain.states import JobState
+from trainyard_scheduler.tally import Tally
 from trainyard_scheduler.timers import TimerKind, Timers
 
 
@@ -33,6 +36,16 @@ class Waiting(NamedTuple):
     priority: int
     demand: Demand
     not_before_ns: int
+    queue: str
+    since_ns: int
+
+
+class Wait(StrEnum):
+    """What a queued job waits for."""
+
+    ROOM = "room"  # it stands in line
+    BACKOFF = "backoff"
+    LARGER_POOL = "larger pool"  # no pool that is alive could ever hold it
 
 
 class Holding(NamedTuple):
@@ -81,6 +94,7 @@ class Index:
         self.timers = Timers(clock)
         self.pools: dict[str, LivePool] = {}
         self.states: Counter[JobState] = Counter()
+        self.tally = Tally()
         self.changed = asyncio.Event()  # set when something may be admitted that could not be before
         self._waiting: dict[str, Waiting] = {}
         self._ready: list[_Rank] = []
@@ -96,14 +110,24 @@ class Index:
         """How many jobs wait."""
         return len(self._waiting)
 
-    def enqueue(self, job_id: str, priority: int, demand: Demand, not_before_ns: int = 0) -> None:
-        """A job waits from now on."""
+    def enqueue(
+        self,
+        job_id: str,
+        priority: int,
+        demand: Demand,
+        not_before_ns: int = 0,
+        *,
+        queue: str = "default",
+        since_ns: int = 0,
+    ) -> None:
+        """A job waits, from now on or since a time."""
         demand = self._demands.setdefault(demand, demand)
-        if not_before_ns > self.clock():
-            self._waiting[job_id] = Waiting(priority, demand, not_before_ns)
-            self.timers.set(TimerKind.BACKOFF, job_id, not_before_ns)
+        now_ns = self.clock()
+        later_ns = not_before_ns if not_before_ns > now_ns else 0
+        self._waiting[job_id] = Waiting(priority, demand, later_ns, sys.intern(queue), since_ns or now_ns)
+        if later_ns:
+            self.timers.set(TimerKind.BACKOFF, job_id, later_ns)
         else:
-            self._waiting[job_id] = Waiting(priority, demand, 0)
             self._file(job_id)
 
     def release_backoff(self, job_id: str) -> None:
@@ -265,6 +289,14 @@ class Index:
             self.timers.set(TimerKind.EXPIRY, "", due_ns)
 
     # Answers
+
+    def waits(self) -> list[tuple[Wait, Waiting]]:
+        """Every queued job with what it waits for. Other threads may ask."""
+        impossible = self._impossible
+        return [
+            (Wait.BACKOFF if job.not_before_ns else Wait.LARGER_POOL if job_id in impossible else Wait.ROOM, job)
+            for job_id, job in list(self._waiting.items())
+        ]
 
     def jobs_ahead(self, priority: int, job_id: str) -> int:
         """How many jobs that can run go before this one."""

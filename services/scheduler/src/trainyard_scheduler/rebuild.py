@@ -53,7 +53,9 @@ def _queue(session: Session, index: Index) -> None:
     alive = sqlalchemy.select(JOBS).where(JOBS.c.state.in_((JobState.QUEUED, *ACTIVE)))
     for row in session.connection().execute(alive):
         if row.state == JobState.QUEUED:
-            index.enqueue(row.id, row.priority, _demand(row), row.not_before_ns)
+            index.enqueue(
+                row.id, row.priority, _demand(row), row.not_before_ns, queue=row.queue, since_ns=row.updated_ns
+            )
         if row.deadline_ns:
             index.timers.set(TimerKind.DEADLINE, row.id, row.deadline_ns)
 

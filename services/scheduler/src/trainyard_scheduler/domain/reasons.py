@@ -22,6 +22,13 @@ class ExitReason(StrEnum):
     INPUT_UNAVAILABLE = "InputUnavailable"
     SECRET_UNAVAILABLE = "SecretUnavailable"
     OUTPUTS_NOT_STORED = "OutputsNotStored"
+    IMAGE_UNAVAILABLE = "ImageUnavailable"
+    VOLUME_UNAVAILABLE = "VolumeUnavailable"
+    UNSCHEDULABLE = "Unschedulable"
+    PODS_REFUSED = "PodsRefused"
+    EVICTED = "Evicted"
+    NODE_LOST = "NodeLost"
+    POD_DELETED = "PodDeleted"
 
 
 # Running the same job again cannot change these.
@@ -33,6 +40,10 @@ CANNOT_GET_BETTER = frozenset(
         ExitReason.SECRET_UNAVAILABLE,
     }
 )
+
+
+# A cluster took the job's machines away: that spends no retry of the job's.
+NOT_THE_JOBS_FAULT = frozenset({ExitReason.EVICTED, ExitReason.NODE_LOST, ExitReason.POD_DELETED})
 
 
 class PendingReason(StrEnum):

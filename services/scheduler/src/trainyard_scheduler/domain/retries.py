@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from trainyard_scheduler.domain.reasons import CANNOT_GET_BETTER, RETRY_LIMIT, ExitReason, StopReason
+from trainyard_scheduler.domain.reasons import (
+    CANNOT_GET_BETTER,
+    NOT_THE_JOBS_FAULT,
+    RETRY_LIMIT,
+    ExitReason,
+    StopReason,
+)
 
 FREE_RETRIES_MAX = 10
 BACKOFF_MAX_S = 300.0
@@ -117,13 +123,14 @@ def _after_failure(end: Ending, policy: RetryPolicy, retries_used: int, free_use
     if rule is None and reason in CANNOT_GET_BETTER:
         return Verdict(Outcome.FAILED, reason, f"{because}; running it again cannot change that")
     delay_s = backoff_s(policy.backoff_s, retries_used + free_used)
-    if rule is not None and rule.action is Action.RETRY_FREE and free_used < FREE_RETRIES_MAX:
+    free = rule.action is Action.RETRY_FREE if rule is not None else reason in NOT_THE_JOBS_FAULT
+    if free and free_used < FREE_RETRIES_MAX:
         return Verdict(
             Outcome.RETRY, reason, f"{because}; free retry {free_used + 1} of {FREE_RETRIES_MAX}", True, delay_s
         )
     if retries_used < policy.limit:
         return Verdict(Outcome.RETRY, reason, f"{because}; retry {retries_used + 1} of {policy.limit}", delay_s=delay_s)
-    if policy.limit or (rule is not None and rule.action is Action.RETRY_FREE):
+    if policy.limit or free:
         return Verdict(Outcome.FAILED, RETRY_LIMIT, f"{because}; all {policy.limit} retries are used")
     return Verdict(Outcome.FAILED, reason, because)
 

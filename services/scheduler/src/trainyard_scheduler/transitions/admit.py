@@ -61,6 +61,7 @@ def _tell_index(tx: Transaction, job: Job, attempt: Attempt, admission: Admissio
     def effect(index: Index) -> None:
         index.dequeue(job_id)
         index.hold(attempt_id, holding)
+        index.tally.admissions += 1
         index.timers.set(TimerKind.RECLAIM, attempt_id, reclaim_ns)
         if deadline_ns:
             index.timers.set(TimerKind.DEADLINE, job_id, deadline_ns)

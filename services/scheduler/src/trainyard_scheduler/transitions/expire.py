@@ -33,7 +33,7 @@ def pass_deadline(tx: Transaction, job_id: str) -> None:
         ask_to_stop(tx, job, attempt, StopReason.DEADLINE_EXCEEDED, SCHEDULER, message)
         return
     if attempt is not None:
-        close_attempt(tx, job, attempt, tx.now_ns)
+        close_attempt(tx, job, attempt, tx.now_ns, ExitReason.DEADLINE_EXCEEDED)
     if attempt is not None or job.state == JobState.QUEUED:
         end_job(tx, job, JobState.FAILED, SCHEDULER, ExitReason.DEADLINE_EXCEEDED, message)
 

@@ -23,7 +23,7 @@ _ENDS = {
 
 def finish(tx: Transaction, job: Job, attempt: Attempt, exit: common_pb2.Exit, actor: str, ended_ns: int) -> None:
     """Closes the attempt with this exit and does what the rules say."""
-    close_attempt(tx, job, attempt, ended_ns)
+    close_attempt(tx, job, attempt, ended_ns, exit.reason)
     attempt.exit = job.exit = exit.SerializeToString()
     verdict = decide(
         ending(exit),

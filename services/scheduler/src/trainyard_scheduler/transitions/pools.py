@@ -65,7 +65,7 @@ def _withdraw_unclaimed(tx: Transaction, pool: str) -> None:
     for attempt in tx.loaded_attempts():
         job = tx.job(attempt.job_id)
         if job is not None:
-            close_attempt(tx, job, attempt, tx.now_ns)
+            close_attempt(tx, job, attempt, tx.now_ns, EventType.POOL_LOST)
             enqueue(tx, job)
             job.reason, job.message = (
                 EventType.POOL_LOST,

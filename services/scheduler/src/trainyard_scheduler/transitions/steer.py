@@ -32,7 +32,8 @@ def cancel(tx: Transaction, job_id: str, message: str) -> Job:
             ask_to_stop(tx, job, attempt, StopReason.CANCELLED, USER, message)
         return job
     if attempt is not None:
-        close_attempt(tx, job, attempt, tx.now_ns)  # nobody has it, and nobody will: a claim finds it over
+        # Nobody has it, and nobody will: a claim finds it over.
+        close_attempt(tx, job, attempt, tx.now_ns, StopReason.CANCELLED)
     end_job(tx, job, JobState.CANCELLED, USER, StopReason.CANCELLED, message)
     return job
 

@@ -39,17 +39,22 @@ def enqueue(tx: Transaction, job: Job, not_before_ns: int = 0) -> None:
     """Puts the job in the queue."""
     move(tx, job, JobState.QUEUED)
     job.not_before_ns = not_before_ns
-    job_id, priority, demand = job.id, job.priority, demand_of(job)
-    tx.after_commit(lambda index: index.enqueue(job_id, priority, demand, not_before_ns))
+    job_id, priority, demand, queue = job.id, job.priority, demand_of(job), job.queue
+    tx.after_commit(lambda index: index.enqueue(job_id, priority, demand, not_before_ns, queue=queue))
 
 
-def close_attempt(tx: Transaction, job: Job, attempt: Attempt, ended_ns: int) -> None:
+def close_attempt(tx: Transaction, job: Job, attempt: Attempt, ended_ns: int, reason: str) -> None:
     """The attempt is over; nothing of it counts any more."""
     attempt.state = AttemptState.ENDED
     attempt.ended_ns = ended_ns
-    attempt_id = attempt.id
+    attempt_id, pool, ran = attempt.id, attempt.pool, attempt.started_ns > 0
     tx.changed(job, attempt)
-    tx.after_commit(lambda index: index.release(attempt_id))
+
+    def effect(index: Index) -> None:
+        index.release(attempt_id)
+        index.tally.attempt_ended(pool, reason, ran)
+
+    tx.after_commit(effect)
 
 
 def end_job(tx: Transaction, job: Job, state: JobState, actor: str, reason: str, message: str) -> None:
@@ -65,6 +70,7 @@ def end_job(tx: Transaction, job: Job, state: JobState, actor: str, reason: str,
 
     def effect(index: Index) -> None:
         index.dequeue(job_id)
+        index.tally.jobs[state] += 1
         index.timers.cancel(TimerKind.DEADLINE, job_id)
         if expires_ns:
             index.expire_at(expires_ns)

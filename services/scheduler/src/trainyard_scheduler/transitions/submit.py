@@ -10,7 +10,6 @@ import sqlalchemy
 from servicekit.ids import new_id
 
 from trainyard_scheduler.documents import Resolved
-from trainyard_scheduler.domain.admission import Demand
 from trainyard_scheduler.domain.reasons import EventType
 from trainyard_scheduler.domain.states import JobState
 from trainyard_scheduler.index import Index
@@ -96,13 +95,13 @@ def _create(tx: Transaction, submission: Submission) -> Job:
     )
     tx.add_job(job)
     tx.event(job, EventType.SUBMITTED, USER)
-    _announce(tx, job_id, resolved.priority, resolved.demand)
+    _announce(tx, job_id, resolved)
     return job
 
 
-def _announce(tx: Transaction, job_id: str, priority: int, demand: Demand) -> None:
+def _announce(tx: Transaction, job_id: str, resolved: Resolved) -> None:
     def effect(index: Index) -> None:
         index.moved(None, JobState.QUEUED)
-        index.enqueue(job_id, priority, demand)
+        index.enqueue(job_id, resolved.priority, resolved.demand, queue=resolved.queue)
 
     tx.after_commit(effect)
