@@ -167,6 +167,7 @@ class Yard:
         self.scheduler = Scheduler()
         self.metrics = Metrics(self.scheduler)
         self.celery: Celery
+        self.registry: CollectorRegistry
         self.token = bearer_token(home)
         self.tokens = AttemptTokens.load_or_create(home)
         self.port = 0
@@ -181,6 +182,7 @@ class Yard:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.scheduler, self._server)
         metrics_pb2_grpc.add_MetricsServiceServicer_to_server(self.metrics, self._server)
         self.celery = celery_app()
+        self.registry = CollectorRegistry()
         self._launcher = Launcher(
             home=self.home,
             celery=self.celery,
@@ -189,6 +191,7 @@ class Yard:
             tokens=self.tokens,
             backend=ProcessBackend(self.home, self.settings, self.agent),
             settings=self.settings,
+            registry=self.registry,
         )
         self._launcher.register(self._server)
         await self._server.start()

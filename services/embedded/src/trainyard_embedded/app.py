@@ -118,6 +118,7 @@ class Yard:
             ca_file=settings.tls_ca,
             tied_to=(me, process_start_time(me) or 0) if settings.ephemeral else (0, 0),
             backend=self._backend,
+            registry=self._host.registry,
         )
         facts = YardFacts(home=str(home), metrics_url=metrics_url, ephemeral=settings.ephemeral)
         self.servicer = OwnYardServicer(facts, scheduler.cancel, self._channel)

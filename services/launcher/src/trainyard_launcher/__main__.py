@@ -42,6 +42,7 @@ def _compose(context: Context[Options]) -> Launcher:
         tokens=context.tokens,
         environ=os.environ,
         ca_file=options.ca_file,
+        registry=context.host.registry,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 from celery import Celery
+from prometheus_client import CollectorRegistry
 from servicekit.auth import AttemptTokens
 from servicekit.celery import Worker, start_queue, stop_queue
 from trainyard.channel import connect
@@ -17,6 +18,7 @@ from trainyard_protos.v1 import launcher_pb2_grpc, metrics_pb2, metrics_pb2_grpc
 from trainyard_launcher import tasks
 from trainyard_launcher.backend import Backend
 from trainyard_launcher.background import Background
+from trainyard_launcher.exporter import LauncherCollector
 from trainyard_launcher.follow import JobFollower
 from trainyard_launcher.plan import Planner
 from trainyard_launcher.reconcile import Reconciler
@@ -40,6 +42,7 @@ class Launcher:
         token: the users' token of the yard.
         tokens: mints attempt tokens.
         backend: where nodes run.
+        registry: where its numbers are shown; one of its own without.
     """
 
     name = "launcher"
@@ -54,11 +57,12 @@ class Launcher:
         tokens: AttemptTokens,
         backend: Backend,
         settings: Settings | None = None,
+        registry: CollectorRegistry | None = None,
     ) -> None:
         self._settings = settings = settings or Settings()
         self._celery = celery
         self._backend = backend
-        self._id = launcher_id(home)
+        self._id = settings.identity or launcher_id(home)
         self._channel = connect(endpoint, token, Path(settings.ca_file) if settings.ca_file else None)
         self._attempt_service = scheduler_pb2_grpc.AttemptServiceStub(self._channel)
         self._metrics = metrics_pb2_grpc.MetricsServiceStub(self._channel)
@@ -69,6 +73,7 @@ class Launcher:
             launcher_id=self._id,
             settings=settings,
         )
+        (registry or CollectorRegistry()).register(LauncherCollector(self._supervisor.attempts, settings.pool))
         self._stacks = StacksDesk(settings.stacks_timeout_s)
         self._tokens = tokens
         self._background = Background()
@@ -81,7 +86,7 @@ class Launcher:
             attempts, scheduler_pb2_grpc.SchedulerServiceStub(self._channel), settings.call_timeout_s
         )
         users = LauncherServicer(attempts, self._backend, follower, self._stacks, settings)
-        agents = AgentServicer(self._supervisor, self._tokens, self._stacks, settings)
+        agents = AgentServicer(self._supervisor, self._backend, self._tokens, self._stacks, settings)
         launcher_pb2_grpc.add_LauncherServiceServicer_to_server(users, server)
         launcher_pb2_grpc.add_AgentServiceServicer_to_server(agents, server)
 

@@ -159,11 +159,19 @@ class Attempt:
         verdict.unstored.extend(text for exit in known for text in exit.unstored)
         return verdict
 
-    def exit_without_record(self, index: int, out_of_memory: bool, last_lines: list[str]) -> common_pb2.Exit:
+    def explained(self, exit: common_pb2.Exit, cause: common_pb2.Exit | None) -> common_pb2.Exit:
+        """A record that says no more than that the node was told to stop, by nobody of ours: the backend knows why."""
+        if cause is not None and exit.reason == STOPPED and not self.stop_reason:
+            exit.reason, exit.message = cause.reason, cause.message
+        return exit
+
+    def exit_without_record(
+        self, index: int, out_of_memory: bool, last_lines: list[str], cause: common_pb2.Exit | None = None
+    ) -> common_pb2.Exit:
         """Why a node ended whose agent left no exit record."""
         node = self.nodes[index]
         if node.told is not None:
-            return node.told
+            return self.explained(node.told, cause)
         exit = common_pb2.Exit(
             node=index, last_lines=last_lines, resumed_from=node.resumed_from, progressed=node.progressed
         )
@@ -175,6 +183,8 @@ class Attempt:
         elif self.stop_reason and self.first_failure is None:
             exit.reason = _REASON_OF_STOP.get(self.stop_reason, STOPPED)
             exit.message = f"ended while it was being stopped ({self.stop_reason})"
+        elif cause is not None:
+            exit.MergeFrom(cause)
         else:
             exit.reason = "AgentLost"
             exit.message = "the agent of the node ended without an exit record; its last lines are in agent.log"

@@ -6,14 +6,15 @@ gangs, retries or the scheduler; the launcher knows nothing of processes or pods
 Laws:
 - `start` is idempotent: a node that was ever started is not started again; if it is over, its end is delivered (again).
 - When `start` fails, nothing of the attempt runs.
-- Every node that was started ends in exactly one `NodeEnd` per life of the backend, through the callback given to
-  `open` or in the `Found` it returns; when it is delivered, nothing of the node runs any more.
+- Every node that was started ends in exactly one `NodeEnd` per life of the backend, told to the observer given to
+  `open` or in the `Found` it returns; when it is delivered, nothing of the node runs any more. Of a machine that is
+  lost nobody can know that: there the attempt's fence keeps what may go on from having any effect.
 - Nothing ends because the backend object does: `close` leaves nodes running.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -50,12 +51,17 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
-    """A node that is over: its exit record, or None when its agent left none."""
+    """A node that is over: its exit record, or None when its agent left none.
+
+    `cause` is what the backend itself knows of the end, for instance that the pod was evicted: it explains an agent
+    that left no record, or one that says no more than that it was told to stop.
+    """
 
     attempt_id: str
     node: int
     exit: common_pb2.Exit | None
     out_of_memory: bool = False
+    cause: common_pb2.Exit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +75,21 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a node is."""
+    """Where a node is, and what keeps it from running, if anything does."""
 
     machine: str
     folder: str = ""
     gpus: Sequence[int] = ()
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What an agent gets that had to ask for it."""
+
+    plan: launcher_pb2.NodePlan
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +126,22 @@ class Shell(Protocol):
     async def close(self) -> None: ...
 
 
+class Observer(Protocol):
+    """Whom a backend tells what it sees, and asks what only those know who talk to the agents. On the loop's thread."""
+
+    def ended(self, end: NodeEnd) -> None:
+        """A node is over."""
+        ...
+
+    def remark(self, attempt_id: str, reason: str, text: str) -> None:
+        """Something for the job's events that is no end, for instance that a pod finds no place."""
+        ...
+
+    def silent_s(self, attempt_id: str, node: int) -> float:
+        """For how long a node's agent has said nothing; infinity before its first word."""
+        ...
+
+
 class Backend(Protocol):
     """A place where nodes run."""
 
@@ -117,8 +149,8 @@ class Backend(Protocol):
         """What there is to run on."""
         ...
 
-    async def open(self, on_end: Callable[[NodeEnd], None]) -> Sequence[Found]:
-        """Takes over what an earlier life left. `on_end` is called on the loop's thread."""
+    async def open(self, observer: Observer) -> Sequence[Found]:
+        """Takes over what an earlier life left."""
         ...
 
     async def start(self, launch: Launch) -> str:
@@ -126,6 +158,18 @@ class Backend(Protocol):
 
         Raises:
             StartError: a node cannot be started here.
+        """
+        ...
+
+    async def join(self, attempt_id: str, node: int, credential: str, claim: Claim) -> Joined:
+        """What the agent of a node has to do, for a backend whose agents have to ask.
+
+        Args:
+            credential: what the agent shows for itself.
+            claim: makes the launch again, for a backend that has forgotten it.
+
+        Raises:
+            JoinRefused: the credential is not that of this node.
         """
         ...
 
@@ -165,5 +209,20 @@ class Backend(Protocol):
         ...
 
 
+Claim = Callable[[], Awaitable[Launch]]
+
+
 class StartError(Exception):
-    """Something cannot be started here; the message says why and what to do."""
+    """Something cannot be started here; the message says why and what to do.
+
+    Attributes:
+        reason: as in `Exit.reason`.
+    """
+
+    def __init__(self, message: str, reason: str = "StartFailed") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class JoinRefused(Exception):
+    """Who asked is not the agent of that node."""

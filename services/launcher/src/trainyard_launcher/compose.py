@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from celery import Celery
+from prometheus_client import CollectorRegistry
 from servicekit.auth import AttemptTokens
 from servicekit.settings import from_environment
 
@@ -28,6 +29,7 @@ def compose(
     ca_file: Path | None = None,
     tied_to: tuple[int, int] = (0, 0),
     backend: Backend | None = None,
+    registry: CollectorRegistry | None = None,
 ) -> Launcher:
     """The service, with `TRAINYARD_LAUNCHER_*` of the environment as its settings.
 
@@ -36,6 +38,7 @@ def compose(
         ca_file: root certificate of that endpoint.
         tied_to: pid and start time of a process that nothing started here may outlive.
         backend: where nodes run; processes of this machine, when there is none.
+        registry: where its numbers are shown.
 
     Raises:
         ValueError: a setting is wrong.
@@ -54,4 +57,5 @@ def compose(
         tokens=tokens,
         backend=backend or ProcessBackend(home, settings),
         settings=settings,
+        registry=registry,
     )

@@ -35,10 +35,10 @@ async def keep_registered(
     stub: scheduler_pb2_grpc.AttemptServiceAsyncStub, backend: Backend, launcher_id: str, settings: Settings
 ) -> None:
     """Registers the pool and renews its lease for ever; tries again soon while the scheduler is away."""
-    request = scheduler_pb2.RegisterPoolRequest(
-        pool=settings.pool, launcher_id=launcher_id, machines=backend.machines(), lease_s=settings.lease_s
-    )
     while True:
+        request = scheduler_pb2.RegisterPoolRequest(
+            pool=settings.pool, launcher_id=launcher_id, machines=backend.machines(), lease_s=settings.lease_s
+        )
         for pause_s in backoff(most_s=settings.renew_s):
             try:
                 answer = await stub.RegisterPool(request, timeout=settings.call_timeout_s)

@@ -84,6 +84,8 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
             workers=node.workers,
             folder=place.folder,
             gpus=place.gpus,
+            reason="" if node.heard_ns else place.reason,
+            message="" if node.heard_ns else place.message,
         )
 
     async def Stacks(self, request: launcher_pb2.StacksRequest, context: Context) -> launcher_pb2.StacksResponse:

@@ -6,14 +6,16 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import grpc
 from servicekit.auth import AttemptTokens, Principal, current_principal
-from servicekit.errors import InvalidArgument, PermissionDenied
+from servicekit.errors import InvalidArgument, NotFound, PermissionDenied
 from servicekit.ids import now_ns
 from trainyard_protos.v1 import launcher_pb2, launcher_pb2_grpc
 
 from trainyard_launcher.attempts import Attempt, Node, Phase
+from trainyard_launcher.backend import Backend, JoinRefused
 from trainyard_launcher.ring import Ring
 from trainyard_launcher.settings import Settings
 from trainyard_launcher.stacks import StacksDesk
@@ -53,8 +55,11 @@ class AgentSession:
 class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
     """Serves agents."""
 
-    def __init__(self, supervisor: Supervisor, tokens: AttemptTokens, stacks: StacksDesk, settings: Settings) -> None:
+    def __init__(
+        self, supervisor: Supervisor, backend: Backend, tokens: AttemptTokens, stacks: StacksDesk, settings: Settings
+    ) -> None:
         self._supervisor = supervisor
+        self._backend = backend
         self._tokens = tokens
         self._stacks = stacks
         self._settings = settings
@@ -89,6 +94,34 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
             if node.session is session:
                 node.session = None
 
+    async def Join(
+        self, request: launcher_pb2.JoinRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> launcher_pb2.JoinResponse:
+        """What the agent in a pod has to do; see the proto."""
+        await self._supervisor.opened.wait()
+        attempt = self._supervisor.attempts.get(request.attempt_id)
+        if attempt is None or not 0 <= request.node < attempt.facts.nodes:
+            raise NotFound(f"attempt {request.attempt_id} has no node {request.node} here", reason="NotAssigned")
+        try:
+            joined = await self._backend.join(
+                request.attempt_id,
+                request.node,
+                request.service_account_token,
+                lambda: self._supervisor.claim_again(attempt),
+            )
+        except JoinRefused as error:
+            raise PermissionDenied(str(error), reason="JoinRefused") from error
+        node = attempt.nodes[request.node]
+        node.minted = node.heard = time.monotonic()
+        joined.plan.token, _ = self._mint(attempt)
+        return launcher_pb2.JoinResponse(plan=joined.plan, secrets=joined.secrets)
+
+    def _mint(self, attempt: Attempt) -> tuple[str, int]:
+        facts = attempt.facts
+        return self._tokens.mint(
+            facts.workspace, facts.job_id, facts.attempt_id, facts.fence, self._settings.token_ttl_s
+        )
+
     def _welcome(self, attempt: Attempt, node: Node, session: AgentSession, hello: Message.Hello) -> None:
         if isinstance(node.session, AgentSession):
             node.session.end()  # of a connection that broke without a word
@@ -121,10 +154,7 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
         if node.session is None or now - node.minted < self._settings.token_ttl_s / 2:
             return
         node.minted = now
-        facts = attempt.facts
-        token, expires_ns = self._tokens.mint(
-            facts.workspace, facts.job_id, facts.attempt_id, facts.fence, self._settings.token_ttl_s
-        )
+        token, expires_ns = self._mint(attempt)
         node.session.send(Command(token=Command.Token(token=token, expires_ns=expires_ns)))
 
     def _heartbeat(self, attempt: Attempt, node: Node, message: Message) -> None:

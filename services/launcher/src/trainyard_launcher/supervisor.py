@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Iterable, Sequence
 
@@ -19,7 +20,7 @@ import grpc
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 from trainyard_launcher.attempts import Attempt, Node, Phase
-from trainyard_launcher.backend import Backend, NodeEnd, StartError
+from trainyard_launcher.backend import Backend, JoinRefused, Launch, NodeEnd, StartError
 from trainyard_launcher.background import Background
 from trainyard_launcher.plan import Planner
 from trainyard_launcher.registry import Registry
@@ -67,7 +68,7 @@ class Supervisor:
 
     async def open(self) -> None:
         """Takes over what an earlier life of this launcher left."""
-        for found in await self._backend.open(self.ended):
+        for found in await self._backend.open(self):
             now = time.monotonic()
             # When its token was made is not known: it counts as due for renewal at the agent's first word.
             attempt = Attempt(found.facts, now, minted=now - self._settings.token_ttl_s)
@@ -117,7 +118,9 @@ class Supervisor:
             await self._start(claim.assignment)
         except SecretUnavailable as error:
             self._never_started(attempt_id, fence, "SecretUnavailable", str(error))
-        except (StartError, OSError) as error:
+        except StartError as error:
+            self._never_started(attempt_id, fence, error.reason, str(error))
+        except OSError as error:
             self._never_started(attempt_id, fence, "StartFailed", str(error))
 
     async def _claim(self, attempt_id: str, fence: int) -> scheduler_pb2.ClaimAttemptResponse:
@@ -148,6 +151,20 @@ class Supervisor:
         attempt.unstarted = ()
         if note:
             self._reporter.note(assignment.attempt_id, assignment.fence, "LimitsNotEnforced", note)
+
+    async def claim_again(self, attempt: Attempt) -> Launch:
+        """The launch of an attempt that runs already: for its agents that come when it is forgotten here.
+
+        Raises:
+            JoinRefused: the scheduler has no use for the attempt any more, or its secrets are gone.
+        """
+        claim = await self._claim(attempt.facts.attempt_id, attempt.facts.fence)
+        if claim.stale:
+            raise JoinRefused(f"the attempt is over: {claim.stale_reason}")
+        try:
+            return self._planner.launch(claim.assignment)
+        except SecretUnavailable as error:
+            raise JoinRefused(str(error)) from error
 
     def _never_started(self, attempt_id: str, fence: int, reason: str, message: str) -> None:
         """Reports the end of an attempt of which nothing ever ran here."""
@@ -184,7 +201,20 @@ class Supervisor:
         """A remark of an agent for the job's events."""
         self._reporter.note(attempt.facts.attempt_id, attempt.facts.fence, reason, text)
 
-    # What the backend says
+    # What the backend says, and asks
+
+    def remark(self, attempt_id: str, reason: str, text: str) -> None:
+        """A remark of the backend for the job's events."""
+        attempt = self.attempts.get(attempt_id)
+        if attempt is not None:
+            self.note(attempt, reason, text)
+
+    def silent_s(self, attempt_id: str, node: int) -> float:
+        """For how long a node's agent has said nothing; infinity before its first word."""
+        attempt = self.attempts.get(attempt_id)
+        if attempt is None or not attempt.nodes[node].heard_ns:
+            return math.inf
+        return time.monotonic() - attempt.nodes[node].heard
 
     def ended(self, end: NodeEnd) -> None:
         """A node is over and nothing of it runs any more."""
@@ -192,13 +222,15 @@ class Supervisor:
         if attempt is None or attempt.nodes[end.node].phase is Phase.ENDED:
             return
         if end.exit is not None:
-            self._node_over(attempt, end.node, _with_memory(end.exit, end.out_of_memory))
+            exit = _with_memory(end.exit, end.out_of_memory)
+            self._node_over(attempt, end.node, attempt.explained(exit, end.cause))
         else:
             self._background.run(self._ended_without_record(attempt, end), f"end {end.attempt_id}")
 
     async def _ended_without_record(self, attempt: Attempt, end: NodeEnd) -> None:
         lines = await self._backend.logs(end.attempt_id, end.node)
-        self._node_over(attempt, end.node, attempt.exit_without_record(end.node, end.out_of_memory, list(lines)))
+        exit = attempt.exit_without_record(end.node, end.out_of_memory, list(lines), end.cause)
+        self._node_over(attempt, end.node, exit)
 
     def _node_over(self, attempt: Attempt, index: int, exit: common_pb2.Exit) -> None:
         attempt.advance(index, Phase.ENDED, exit)

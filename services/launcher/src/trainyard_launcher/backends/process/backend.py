@@ -25,7 +25,19 @@ from servicekit.ids import now_ns
 from trainyard.home import boot_id
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
-from trainyard_launcher.backend import Found, Launch, NodeEnd, Place, Shell, ShellRequest, StartError
+from trainyard_launcher.backend import (
+    Claim,
+    Found,
+    Joined,
+    JoinRefused,
+    Launch,
+    NodeEnd,
+    Observer,
+    Place,
+    Shell,
+    ShellRequest,
+    StartError,
+)
 from trainyard_launcher.backends.process import cgroups, gpus, sweep
 from trainyard_launcher.backends.process.agents import (
     AGENT,
@@ -77,7 +89,6 @@ class ProcessBackend:
         self._threads = ThreadPoolExecutor(4, "process-backend")
         self._background = Background()
         self._afterwards = asyncio.Lock()  # a folder is marked or removed, not both at once
-        self._on_end: Callable[[NodeEnd], None] = lambda _end: None
 
     def machines(self) -> Sequence[scheduler_pb2.Machine]:
         """This machine, with what the settings declare or what it has."""
@@ -91,9 +102,9 @@ class ProcessBackend:
 
     # Finding what an earlier life left
 
-    async def open(self, on_end: Callable[[NodeEnd], None]) -> Sequence[Found]:
+    async def open(self, observer: Observer) -> Sequence[Found]:
         """Watches the agents that live, ends what the dead ones left, and says what was found."""
-        self._on_end = on_end
+        self._observer = observer
         found: list[Found] = []
         lost: list[tuple[str, int]] = []
         for folder, record in await self._in_thread(self._scan):
@@ -206,6 +217,10 @@ class ProcessBackend:
         self._limits_told = True
         return f"limits are not enforced here: {self._cgroups.why_not}"
 
+    async def join(self, attempt_id: str, node: int, credential: str, claim: Claim) -> Joined:
+        """Agents of this machine find their plan in their folder."""
+        raise JoinRefused("this launcher runs agents on its own machine: none of them has to join")
+
     # Watching
 
     def _watch(self, attempt_id: str, index: int, pid: int, child: subprocess.Popen[bytes] | None = None) -> bool:
@@ -233,7 +248,7 @@ class ProcessBackend:
         return await self._in_thread(self._folder(attempt_id).node(index).started)
 
     async def _deliver(self, attempt_id: str, index: int) -> None:
-        self._on_end(await self._finish(attempt_id, index))
+        self._observer.ended(await self._finish(attempt_id, index))
 
     async def _finish(self, attempt_id: str, index: int) -> NodeEnd:
         """Ends the rest of a node and gives back what it had."""
