@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -12,6 +13,7 @@ from servicekit.auth import AttemptVerifier, Authenticator
 from servicekit.exposition import Exposition
 from servicekit.health import Health
 from servicekit.server import Tls
+from servicekit.vitals import CertificateGauge, watch_disk
 
 _GRACE_S = 0.5
 
@@ -21,6 +23,7 @@ class Host:
 
     Args:
         services: their names.
+        home: where they keep their files.
         token: the users' bearer token.
         tokens: verifies attempts.
         before: interceptors that run ahead of authentication.
@@ -29,6 +32,7 @@ class Host:
     def __init__(
         self,
         services: list[str],
+        home: Path,
         token: str,
         tokens: AttemptVerifier,
         before: Sequence[grpc.aio.ServerInterceptor] = (),
@@ -36,6 +40,8 @@ class Host:
         self.registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
+        watch_disk(self.registry, home)
+        self._certificates = CertificateGauge(self.registry)
         self.server = servers.build(Authenticator(token, tokens), self.registry, before)
         self.health = Health(services, self.registry)
         self.health.register(self.server)
@@ -43,11 +49,16 @@ class Host:
 
     def listen(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Binds the gRPC server; see `servicekit.server.listen`."""
-        return servers.listen(self.server, host, port, tls)
+        bound = servers.listen(self.server, host, port, tls)
+        if tls is not None:
+            self._certificates.show("grpc", tls.certificate)
+        return bound
 
     async def expose(self, host: str, port: int, tls: Tls | None = None) -> str:
         """Serves metrics and health over HTTP; returns the URL of the metrics."""
         bound = await self._exposition.start(host, port, tls)
+        if tls is not None:
+            self._certificates.show("http", tls.certificate)
         shown = f"[{host}]" if ":" in host else host
         return f"{'https' if tls else 'http'}://{shown}:{bound}/metrics"
 

@@ -63,7 +63,7 @@ class Yard:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         token, tokens = bearer_token(home), AttemptTokens.load_or_create(home)
         self._late = LateServices(name for names in LATE.values() for name in names)
-        self._host = Host(["scheduler", "launcher", *LATE], token, tokens, before=[self._late])
+        self._host = Host(["scheduler", "launcher", *LATE], home, token, tokens, before=[self._late])
         port = self._listen()
         self.endpoint = f"{self._client_host()}:{port}"
         self._channel = connect(self.endpoint, token, settings.tls_ca)

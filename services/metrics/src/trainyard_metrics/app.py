@@ -17,7 +17,7 @@ from trainyard_metrics.admin import MetricsAdminServicer
 from trainyard_metrics.backups import Backups
 from trainyard_metrics.bells import Bells
 from trainyard_metrics.counters import Counters
-from trainyard_metrics.exporter import RunsCollector, watch_disk
+from trainyard_metrics.exporter import RunsCollector
 from trainyard_metrics.reading import Reader
 from trainyard_metrics.remaking import Remaker
 from trainyard_metrics.removal import Removal
@@ -59,7 +59,6 @@ class Metrics:
         self._reader = Reader(self._logs, settings.query_threads)
         self._summaries = Summaries(self._store, settings, Remaker(self._store, self._reader))
         self.registry.register(RunsCollector(self._summaries, settings))
-        watch_disk(self.registry, home)
         removal = Removal(self._store, self._logs, self._summaries)
         upkeep = Upkeep(self._logs, settings)
         self._retention = Retention(self._store, removal, upkeep, settings)

@@ -6,12 +6,9 @@ Values are read from summaries, so a scrape costs neither a query nor a point.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from servicekit.usage import free_bytes
 
 from trainyard_metrics.settings import Settings
 from trainyard_metrics.summaries import Summaries
@@ -67,9 +64,3 @@ def _add(
     if len(of_workers):
         step.add_metric(run, int(of_workers.max()))
     updated.add_metric(run, tracked.summary.last_time_ns / 1e9)
-
-
-def watch_disk(registry: CollectorRegistry, folder: Path) -> None:
-    """Registers how much room is left where records are kept."""
-    free = Gauge("trainyard_metrics_disk_free_bytes", "Free on the disk that holds records", registry=registry)
-    free.set_function(lambda: free_bytes(folder))
