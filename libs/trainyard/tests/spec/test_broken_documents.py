@@ -15,8 +15,14 @@ PATH_WORDS = "a relative path without '..'"
 ENV_WORDS = "letters, digits and '_', not beginning with a digit"
 ARTIFACT_WORDS = "an artifact: name, name@alias, name@3 or a version's id"
 SPEC_KEYS = (
-    "queue, priority, runtime, command, code, python, nodes, workersPerNode, resources, env, secrets, inputs, "
+    "queue, priority, runtime, command, code, image, python, nodes, workersPerNode, resources, env, secrets, inputs, "
     "checkpoints, outputs, retries, deadline, hangTimeout, gracePeriod, ttl, kubernetes"
+)
+VOLUME = "kubernetes: {volumes: [{name: d, mountPath: /data"
+VOLUME_SOURCES = "persistentVolumeClaim, configMap, secret, hostPath, emptyDir"
+KUBERNETES_KEYS = (
+    "nodeSelector, tolerations, volumes, sharedMemory, serviceAccount, pullSecrets, pullPolicy, topology, "
+    "priorityClass, runAsUser, runAsGroup, fsGroup"
 )
 
 
@@ -62,8 +68,8 @@ CASES = [
          "a value, or no such key"),
     Case("a variable without a value", "command: [a]\nenv: {A: }", 6, "spec.env.A", "", "has no value",
          "a value, or no such key", '""'),
-    Case("a key of Kubernetes", "command: [a]\nkubernetes: {nodeSelector: {a: b}}", 6, "spec.kubernetes.nodeSelector",
-         '{"a": "b"}', "comes with Kubernetes support, which this version does not have", "{}"),
+    Case("a misspelled key of Kubernetes", "command: [a]\nkubernetes: {nodeselector: {a: b}}", 6,
+         "spec.kubernetes.nodeselector", '{"a": "b"}', "unknown key", KUBERNETES_KEYS, "nodeSelector"),
     # kinds of value
     Case("no command", "nodes: 1", 4, "spec.command", "", "is required", "a list, each item a text"),
     Case("a command in one text", "command: python train.py --name 'a b'", 5, "spec.command",
@@ -136,7 +142,8 @@ CASES = [
     Case("a reason that does not exist", "command: [a]\nretries: {rules: [{reasons: [OOM], action: fail}]}", 6,
          "spec.retries.rules[0].reasons[0]", "OOM", "not one of the values",
          "WorkerFailed, OutOfMemory, Hung, AgentLost, AgentSilent, StartFailed, CodeUnavailable, EnvironmentFailed, "
-         "InputUnavailable, SecretUnavailable, OutputsNotStored, Stopped"),
+         "InputUnavailable, SecretUnavailable, OutputsNotStored, Stopped, ImageUnavailable, VolumeUnavailable, "
+         "Unschedulable, PodsRefused, Evicted, NodeLost, PodDeleted"),
     # quantities
     Case("CPU with a fraction", "command: [a]\nresources: {cpu: 0.5}", 6, "spec.resources.cpu", "0.5",
          "not an amount of CPU", CPU_WORDS, '"500m"'),
@@ -173,7 +180,7 @@ CASES = [
     Case("exclude without a path", "command: [a]\ncode:\n  artifact: x\n  exclude: [data/]", 8, "spec.code.exclude",
          '["data/"]', "only a packed path can leave something out", "exclude with path"),
     Case("a secret from nowhere", "command: [a]\nsecrets: [{name: A, from: {}}]", 6, "spec.secrets[0].from", "{}",
-         "has none of env, file", "exactly one of env, file"),
+         "has none of env, file, secret", "exactly one of env, file, secret"),
     Case("a secret that is a variable too",
          "command: [a]\nenv: {A: x}\nsecrets:\n  - name: A\n    from: {env: B}", 8, "spec.secrets[0].name", "A",
          "set in spec.env as well", "each variable once"),
@@ -189,6 +196,44 @@ CASES = [
     Case("a rule that matches nothing", "command: [a]\nretries:\n  rules:\n    - action: retry", 8,
          "spec.retries.rules[0]", '{"action": "retry"}', "matches nothing",
          "at least one of exitCodes, signals, logPattern, reasons"),
+    # a cluster
+    Case("an image with a space", "command: [a]\nimage: my image", 6, "spec.image", "my image", "not of the right form",
+         "an image: name, name:tag, registry.example.com/team/name:tag or name@sha256:...", "my-image"),
+    Case("a secret without its key", "command: [a]\nsecrets: [{name: A, from: {secret: {name: wandb}}}]", 6,
+         "spec.secrets[0].from.secret.key", "", "is required", "letters, digits, '.', '_' and '-'"),
+    Case("a volume of nothing", f"command: [a]\n{VOLUME}}}]}}", 6, "spec.kubernetes.volumes[0]",
+         '{"name": "d", "mountPath": "/data"}', f"has none of {VOLUME_SOURCES}", f"exactly one of {VOLUME_SOURCES}"),
+    Case("a volume of two things", f"command: [a]\n{VOLUME}, secret: a, configMap: b}}]}}", 6,
+         "spec.kubernetes.volumes[0]", '{"name": "d", "mountPath": "/data", "secret": "a", "configMap": "b"}',
+         "has configMap and secret", f"exactly one of {VOLUME_SOURCES}"),
+    Case("a volume at a relative path", "command: [a]\nkubernetes: {volumes: [{name: d, mountPath: data, secret: s}]}",
+         6, "spec.kubernetes.volumes[0].mountPath", "data", "not a path for a volume",
+         "an absolute path without '..' and ':'"),
+    Case("a volume over the yard's own", "command: [a]\nkubernetes:\n  volumes:\n    - name: d\n"
+         "      mountPath: /opt/trainyard/bin\n      secret: s", 9, "spec.kubernetes.volumes[0].mountPath",
+         "/opt/trainyard/bin", "the yard mounts this itself", "another path"),
+    Case("shared memory as a volume", "command: [a]\nkubernetes:\n  volumes:\n    - name: d\n"
+         "      mountPath: /dev/shm\n      emptyDir: {}", 9, "spec.kubernetes.volumes[0].mountPath",
+         "/dev/shm", "the yard mounts this itself", "spec.kubernetes.sharedMemory for its size"),
+    Case("a volume over everything", "command: [a]\nkubernetes: {volumes: [{name: d, mountPath: //, secret: s}]}", 6,
+         "spec.kubernetes.volumes[0].mountPath", "//", "hides the whole image", "a folder below /"),
+    Case("two volumes in one place",
+         f"command: [a]\n{VOLUME}, secret: a}}, {{name: e, mountPath: /data/, secret: b}}]}}", 6,
+         "spec.kubernetes.volumes[1].mountPath", "/data/", "the same as in item 0", "each only once"),
+    Case("a toleration of nothing", "command: [a]\nkubernetes: {tolerations: [{effect: NoSchedule}]}", 6,
+         "spec.kubernetes.tolerations[0]", '{"effect": "NoSchedule"}', "has no key",
+         "a key, or operator: Exists for every taint"),
+    Case("a toleration of any value with a value",
+         "command: [a]\nkubernetes: {tolerations: [{key: a, operator: Exists, value: b}]}", 6,
+         "spec.kubernetes.tolerations[0].value", "b", "a taint that only has to exist has no value here",
+         "operator: Equal with it"),
+    Case("a toleration that waits without an eviction",
+         "command: [a]\nkubernetes: {tolerations: [{key: a, tolerationSeconds: 3}]}", 6,
+         "spec.kubernetes.tolerations[0].tolerationSeconds", "3", "only evictions wait", "with effect: NoExecute"),
+    Case("a text for a boolean", f"command: [a]\n{VOLUME}, secret: a, readOnly: \"yes\"}}]}}", 6,
+         "spec.kubernetes.volumes[0].readOnly", "yes", "is a text", "true or false"),
+    Case("root as the user", "command: [a]\nkubernetes: {runAsUser: 0}", 6, "spec.kubernetes.runAsUser", "0",
+         "too small", "a whole number from 1 to 2147483647"),
     # expressions
     Case("a checkpoint without a step", "command: [a]\ncheckpoints: {path: c, pattern: last.pt}", 6,
          "spec.checkpoints.pattern", "last.pt", "has to contain {step} exactly once",

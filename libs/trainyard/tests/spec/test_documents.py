@@ -41,7 +41,19 @@ spec:
   hangTimeout: 10m
   gracePeriod: 30s
   ttl: 7d
-  kubernetes: {}
+  image: registry.example.com:5000/team/train:v1
+  kubernetes:
+    nodeSelector: {example.com/gpu: a100}
+    tolerations: [{key: gpu, operator: Exists, effect: NoSchedule}]
+    volumes:
+      - {name: data, mountPath: /data, readOnly: true, persistentVolumeClaim: datasets}
+      - {name: scratch, mountPath: /scratch, emptyDir: {sizeLimit: 10Gi}}
+    sharedMemory: 1Gi
+    serviceAccount: trainer
+    pullSecrets: [registry]
+    pullPolicy: IfNotPresent
+    topology: spread
+    runAsUser: 1000
 """
 
 
@@ -61,6 +73,9 @@ def test_every_field_of_a_full_document_is_read() -> None:
     assert spec.secrets[0].from_.env == "MY_TOKEN"
     assert spec.checkpoints is not None and spec.checkpoints.keep.best is not None
     assert [rule.action for rule in spec.retries.rules] == ["retryFree", "fail"]
+    assert spec.image == "registry.example.com:5000/team/train:v1"
+    assert spec.kubernetes is not None and spec.kubernetes.node_selector == {"example.com/gpu": "a100"}
+    assert [volume.mount_path for volume in spec.kubernetes.volumes] == ["/data", "/scratch"]
     assert load(FULL).per_worker() == (0.5, 2 * 2**30, 1)
 
 

@@ -9,9 +9,11 @@ from trainyard.spec import (
     Best,
     Checkpoints,
     Code,
+    EmptyDir,
     GitSource,
     Input,
     Keep,
+    Kubernetes,
     Metadata,
     Output,
     Python,
@@ -19,10 +21,13 @@ from trainyard.spec import (
     Retries,
     RetryRule,
     Secret,
+    SecretKeyReference,
     SecretSource,
     Spec,
     SpecError,
+    Toleration,
     TrainingJob,
+    Volume,
     load,
 )
 from trainyard.spec.emit import to_yaml
@@ -56,6 +61,21 @@ CODE = st.one_of(
     st.builds(Code, artifact=REFERENCES),
     st.builds(Code, git=st.builds(GitSource, url=st.just("https://x/y.git"), ref=ARTIFACTS, path=PATHS)),
 )
+IMAGES = st.from_regex(r"\A([a-z]{1,5}:[0-9]{2}/)?[a-z]{1,5}(/[a-z]{1,5})?(:[A-Za-z0-9]{1,5})?\Z")
+KUBERNETES = st.builds(
+    Kubernetes,
+    node_selector=st.dictionaries(NAMES, st.from_regex(r"\A[A-Za-z0-9]{0,9}\Z"), max_size=2),
+    tolerations=st.just(()) | st.just((Toleration(operator="Exists"), Toleration(key="a/b", value="c"))),
+    volumes=st.just(())
+    | st.builds(Volume, name=NAMES, mount_path=PATHS.map("/data/{}".format), read_only=st.booleans(), secret=NAMES).map(
+        lambda one: (one,)
+    )
+    | st.just((Volume(name="a", mount_path="/a", empty_dir=EmptyDir()),)),
+    shared_memory=st.none() | st.sampled_from(["2Gi", 2**20]),
+    pull_secrets=st.lists(NAMES, max_size=2).map(tuple),
+    topology=st.sampled_from([None, "spread", "pack"]),
+    run_as_user=st.none() | st.integers(1, 2**31 - 1),
+)
 SPECS = st.builds(
     Spec,
     queue=NAMES,
@@ -73,7 +93,9 @@ SPECS = st.builds(
         gpu=st.integers(0, 8),
     ),
     env=st.dictionaries(VARIABLES, TEXT | TRAPS, max_size=4),
-    secrets=st.just(()) | st.just((Secret(name="TOKEN", from_=SecretSource(file="/etc/token")),)),
+    secrets=st.just(())
+    | st.just((Secret(name="TOKEN", from_=SecretSource(file="/etc/token")),))
+    | st.just((Secret(name="TOKEN", from_=SecretSource(secret=SecretKeyReference(name="hub", key="token"))),)),
     inputs=st.builds(Input, artifact=REFERENCES, path=PATHS).map(lambda one: (one,)),
     checkpoints=st.none()
     | st.builds(
@@ -90,6 +112,8 @@ SPECS = st.builds(
     hang_timeout=st.none() | DURATIONS,
     grace_period=DURATIONS,
     ttl=st.none() | DURATIONS,
+    image=st.none() | IMAGES,
+    kubernetes=st.none() | KUBERNETES,
 )
 JOBS = st.builds(
     TrainingJob,

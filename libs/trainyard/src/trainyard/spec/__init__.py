@@ -7,6 +7,7 @@
 1
 """
 
+from trainyard.spec.cluster import EmptyDir, Kubernetes, Toleration, Volume
 from trainyard.spec.loading import MAX_BYTES, load
 from trainyard.spec.model import (
     API_VERSION,
@@ -24,6 +25,7 @@ from trainyard.spec.model import (
     Retries,
     RetryRule,
     Secret,
+    SecretKeyReference,
     SecretSource,
     Spec,
     TrainingJob,
@@ -37,9 +39,11 @@ __all__ = [
     "Best",
     "Checkpoints",
     "Code",
+    "EmptyDir",
     "GitSource",
     "Input",
     "Keep",
+    "Kubernetes",
     "Metadata",
     "Output",
     "Problem",
@@ -48,9 +52,12 @@ __all__ = [
     "Retries",
     "RetryRule",
     "Secret",
+    "SecretKeyReference",
     "SecretSource",
     "Spec",
     "SpecError",
+    "Toleration",
     "TrainingJob",
+    "Volume",
     "load",
 ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import AfterValidator
+from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
 REFUSED = "refused"
@@ -47,12 +48,12 @@ def unique(key: Callable[[Any], Hashable], *at: str) -> AfterValidator:
 
 def exactly_one(*names: str) -> Callable[[T], T]:
     """A check of a model: exactly one of these fields is given."""
-    words = f"exactly one of {', '.join(names)}"
+    words = ", ".join(map(to_camel, names))
 
     def check(part: T) -> T:
-        given = [name for name in names if getattr(part, name) is not None]
+        given = [to_camel(name) for name in names if getattr(part, name) is not None]
         if len(given) != 1:
-            refuse(f"has {' and '.join(given)}" if given else f"has none of {', '.join(names)}", allowed=words)
+            refuse(f"has {' and '.join(given)}" if given else f"has none of {words}", allowed=f"exactly one of {words}")
         return part
 
     return check
@@ -60,4 +61,4 @@ def exactly_one(*names: str) -> Callable[[T], T]:
 
 def one_required(*names: str) -> dict[str, Any]:
     """The same in a structural schema."""
-    return {"oneOf": [{"required": [name]} for name in names]}
+    return {"oneOf": [{"required": [to_camel(name)]} for name in names]}

@@ -85,6 +85,8 @@ def describe(node: schema.Schema | None) -> str:
         return f"a whole number from {node['minimum']} to {node['maximum']}"
     if kind == "string":
         return "a text"
+    if kind == "boolean":
+        return "true or false"
     if kind == "array":
         return "a list of mappings" if "properties" in node["items"] else f"a list, each item {describe(node['items'])}"
     if "properties" in node:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from posixpath import normpath
 from types import MappingProxyType
 from typing import Annotated
 
@@ -60,6 +61,28 @@ ArtifactReference = Annotated[
 ]
 MetricName = Annotated[str, _text(r"^[A-Za-z0-9_][A-Za-z0-9_./ -]*$", "a metric's name, such as val/accuracy", 256)]
 
+# Names of Kubernetes
+
+ObjectName = Annotated[
+    str,
+    _text(
+        r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$",
+        "a name of Kubernetes: lower-case letters, digits, '-' and '.', beginning and ending with a letter or digit",
+        253,
+    ),
+]
+SecretKey = Annotated[str, _text(r"^[A-Za-z0-9._-]+$", "letters, digits, '.', '_' and '-'", 253)]
+_HOST = r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]+)?"
+_COMPONENTS = r"[a-z0-9]+([._-]+[a-z0-9]+)*(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
+Image = Annotated[
+    str,
+    _text(
+        rf"^({_HOST}/)?{_COMPONENTS}(:[A-Za-z0-9_][A-Za-z0-9_.-]*)?(@sha256:[a-f0-9]{{64}})?$",
+        "an image: name, name:tag, registry.example.com/team/name:tag or name@sha256:...",
+        512,
+    ),
+]
+
 # Labels: the rules of Kubernetes, so that they can become labels of pods.
 
 _LABEL_VALUE = r"([A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?)?"
@@ -75,6 +98,9 @@ def _check_label_key(key: str) -> str:
     if not _LABEL_KEY.fullmatch(key) or len(name) > 63 or len(prefix) > 253:
         refuse("not a label's name", allowed="name or domain/name, such as team or example.com/team")
     return key
+
+
+TaintKey = Annotated[str, AfterValidator(_check_label_key), WithJsonSchema({"type": "string", "maxLength": 317})]
 
 
 def check_variable(name: str) -> str:
@@ -118,6 +144,33 @@ RelativePath = Annotated[
     AfterValidator(_check_relative),
     WithJsonSchema({"type": "string", "pattern": _RELATIVE, "maxLength": 1024}),
 ]
+
+_MOUNT_WORDS = "an absolute path without '..' and ':'"
+_MOUNT = r"^/[^:]*$"
+PATTERN_WORDS[_MOUNT] = _MOUNT_WORDS
+RESERVED_MOUNTS = ("/opt/trainyard", "/trainyard", "/dev/shm")
+
+
+def _check_mount(path: str) -> str:
+    if len(path) > 1024 or not re.fullmatch(_MOUNT[1:-1], path) or ".." in path.split("/"):
+        refuse("not a path for a volume", allowed=_MOUNT_WORDS)
+    return path
+
+
+def _check_mount_place(path: str) -> str:
+    """Not over what the yard itself mounts."""
+    clean = normpath(path)
+    if clean.strip("/") == "":
+        refuse("hides the whole image", allowed="a folder below /")
+    if any(f"{clean}/".startswith(f"{taken}/") for taken in RESERVED_MOUNTS):
+        allowed = "spec.kubernetes.sharedMemory for its size" if clean.startswith("/dev/shm") else "another path"
+        refuse("the yard mounts this itself", allowed=allowed)
+    return path
+
+
+_mount_schema = WithJsonSchema({"type": "string", "pattern": _MOUNT, "maxLength": 1024})
+HostPath = Annotated[str, AfterValidator(_check_mount), _mount_schema]
+MountPath = Annotated[str, AfterValidator(_check_mount), AfterValidator(_check_mount_place), _mount_schema]
 
 # Expressions
 

@@ -9,28 +9,32 @@ enters when it works.
 from __future__ import annotations
 
 from posixpath import normpath
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic.alias_generators import to_camel
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from trainyard.spec import quantities
 from trainyard.spec.amounts import Backoff, Cpu, Duration, Grace, Memory
 from trainyard.spec.checks import exactly_one, one_required, refuse, refuse_all, unique
+from trainyard.spec.cluster import Kubernetes
 from trainyard.spec.fields import (
     ArtifactName,
     ArtifactReference,
     Env,
     EnvName,
+    Image,
     Labels,
     LogPattern,
     MetricName,
     Name,
+    ObjectName,
     RelativePath,
+    SecretKey,
     StepPattern,
     Undashed,
     Variable,
 )
+from trainyard.spec.part import Part
 
 API_VERSION: Final = "trainyard.dev/v1alpha1"
 KIND: Final = "TrainingJob"
@@ -50,6 +54,13 @@ Reason = Literal[
     "SecretUnavailable",
     "OutputsNotStored",
     "Stopped",
+    "ImageUnavailable",
+    "VolumeUnavailable",
+    "Unschedulable",
+    "PodsRefused",
+    "Evicted",
+    "NodeLost",
+    "PodDeleted",
 ]
 SignalName = Literal[
     "SIGABRT", "SIGALRM", "SIGBUS", "SIGFPE", "SIGHUP", "SIGILL", "SIGINT", "SIGKILL", "SIGPIPE", "SIGQUIT", "SIGSEGV",
@@ -63,19 +74,6 @@ TORCHRUN_VARIABLES = frozenset(
     ]
 )
 """What the runtimes torchrun and deepspeed set for every worker."""
-
-
-class Part(BaseModel):
-    """A mapping in the document: unknown keys are refused, and nothing changes after it was read."""
-
-    model_config = ConfigDict(
-        strict=True,
-        frozen=True,
-        extra="forbid",
-        alias_generator=to_camel,
-        validate_by_name=True,
-        validate_by_alias=True,
-    )
 
 
 class Metadata(Part):
@@ -137,8 +135,13 @@ class Resources(Part):
     gpu: Annotated[int, Field(ge=0, le=64)] = Field(default=0, description="Whole GPUs, for this worker alone.")
 
 
+class SecretKeyReference(Part):
+    name: ObjectName = Field(description="Name of the Secret, in the namespace of the jobs.", examples=["wandb"])
+    key: SecretKey = Field(description="Its key that holds the value.", examples=["api-key"])
+
+
 class SecretSource(Part):
-    model_config = ConfigDict(json_schema_extra=one_required("env", "file"))
+    model_config = ConfigDict(json_schema_extra=one_required("env", "file", "secret"))
 
     env: EnvName | None = Field(
         default=None, description="A variable of the launcher's environment.", examples=["WANDB_API_KEY"]
@@ -146,8 +149,13 @@ class SecretSource(Part):
     file: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         default=None, description="A file on the launcher's machine; its content without the last line end."
     )
+    secret: SecretKeyReference | None = Field(
+        default=None,
+        description="A Secret of the cluster; only where jobs run on one.",
+        examples=[{"name": "wandb", "key": "api-key"}],
+    )
 
-    _one_source = model_validator(mode="after")(exactly_one("env", "file"))
+    _one_source = model_validator(mode="after")(exactly_one("env", "file", "secret"))
 
 
 class Secret(Part):
@@ -228,17 +236,6 @@ class Retries(Part):
     )
 
 
-class Kubernetes(Part):
-    @model_validator(mode="before")
-    @classmethod
-    def _not_yet(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value:
-            refuse(
-                "comes with Kubernetes support, which this version does not have", allowed="{}", at=(next(iter(value)),)
-            )
-        return value
-
-
 class Spec(Part):
     queue: Name = Field(default="default", description="Queue in which the job waits.")
     priority: Annotated[int, Field(ge=0, le=1000)] = Field(
@@ -256,6 +253,12 @@ class Spec(Part):
     )
     code: Code | None = Field(
         default=None, description="What the workers run, one of `path`, `artifact`, `git`. Absent: only the command."
+    )
+    image: Image | None = Field(
+        default=None,
+        description="Container image of the workers, on a cluster. Absent: the one the launcher was set up with. On "
+        "one machine it is not used.",
+        examples=["trainyard/worker:latest"],
     )
     python: Python | None = Field(
         default=None, description="Python environment of the workers. Absent: the launcher's own."
@@ -298,7 +301,7 @@ class Spec(Part):
         default=None, description="Time after its end when the job is forgotten. Absent: kept.", examples=["7d"]
     )
     kubernetes: Kubernetes | None = Field(
-        default=None, description="What only Kubernetes has. Kept for its support; empty until then."
+        default=None, description="What only Kubernetes has. On one machine it is not used."
     )
 
     # A check of two fields is a validator of the later one, so that it runs however wrong the others are.
