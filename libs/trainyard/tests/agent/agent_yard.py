@@ -63,6 +63,15 @@ class LauncherEnd(launcher_pb2_grpc.AgentServiceServicer):
             await self._changed.wait_for(lambda: any(map(wanted, self.heard)))
             return next(message for message in self.heard if wanted(message))
 
+    async def wait_for_heartbeats(self, count: int) -> None:
+        """So many more of them: the agent had time for whatever else it does."""
+        async with asyncio.timeout(DEADLINE_S), self._changed:
+            wanted = self._heartbeats() + count
+            await self._changed.wait_for(lambda: self._heartbeats() >= wanted)
+
+    def _heartbeats(self) -> int:
+        return sum(message.HasField("heartbeat") for message in self.heard)
+
     async def wait_for_line(self, text: str) -> common_pb2.LogLine:
         """The first line of output that contains `text`."""
         message = await self.wait_for(lambda each: any(text in line.text for line in each.lines.lines))
@@ -75,6 +84,30 @@ class LauncherEnd(launcher_pb2_grpc.AgentServiceServicer):
         return [message.note.reason for message in self.heard if message.HasField("note")]
 
 
+class Door(grpc.aio.ServerInterceptor):
+    """Lets calls in, those that append records only while it is open; remembers which came."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.came: list[str] = []
+        self._changed = asyncio.Condition()
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        method = details.method.rpartition("/")[2]
+        async with self._changed:
+            self.came.append(method)
+            self._changed.notify_all()
+        if method == "Append":
+            await self.open.wait()
+        return await continuation(details)
+
+    async def wait_for(self, method: str) -> None:
+        """Until such a call came."""
+        async with asyncio.timeout(DEADLINE_S), self._changed:
+            await self._changed.wait_for(lambda: method in self.came)
+
+
 class Yard:
     """Services on a free port of loopback, which can go away and come back there."""
 
@@ -83,10 +116,12 @@ class Yard:
         self.port = 0
         self.tokens = AttemptTokens.load_or_create(home)
         self.launcher = LauncherEnd()
+        self.door = Door()
 
     async def start(self) -> None:
         home = self.home
-        self.server = servers.build(Authenticator(bearer_token(home), self.tokens), CollectorRegistry())
+        authenticator = Authenticator(bearer_token(home), self.tokens)
+        self.server = servers.build(authenticator, CollectorRegistry(), [self.door])
         self.metrics = Metrics(home=home, database_url=f"sqlite:///{home}/metrics.db")
         self.artifacts = Artifacts(home=home, database_url=f"sqlite:///{home}/artifacts.db")
         self.metrics.register(self.server)

@@ -225,6 +225,31 @@ async def test_checkpoints_are_stored_with_step_cut_and_newest_values(attempt, y
     assert found[8].metrics["loss"] == pytest.approx(1 / 9)
 
 
+async def test_a_checkpoint_is_there_only_once_the_rows_in_front_of_its_cut_are_stored(attempt, yard):
+    yard.door.open.clear()
+    run = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS)
+    await run.start()
+    await yard.launcher.wait_for(lambda each: each.phase.phase == "finishing")
+    await yard.door.wait_for("PutChunks")
+    await yard.launcher.wait_for_heartbeats(5)
+    assert "Commit" not in yard.door.came
+    yard.door.open.set()
+    await run.wait()
+    assert run.exit().acknowledged
+    assert 8 in [each.checkpoint.step for each in await versions(yard, "checkpoint")]
+
+
+async def test_rows_that_metrics_refuses_for_good_hold_up_no_checkpoint(attempt, yard):
+    run = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS)
+    newer = attempt(["true"], job_id=run.job_id, fence=2)
+    async with yard.metrics_stub() as stub:
+        facts = {"workspace": "default", "job_id": run.job_id, "fence": 2}
+        await stub.OpenRun(metrics_pb2.OpenRunRequest(run=metrics_pb2.Run(id=newer.id, name="newer", **facts)))
+    exit = await run.run()
+    assert not exit.acknowledged
+    assert "PutChunks" in yard.door.came and "Commit" in yard.door.came
+
+
 async def test_storing_a_checkpoint_leaves_the_processor_to_the_workers(attempt):
     code = (
         "import os, pathlib, time\n"

@@ -108,6 +108,19 @@ async def test_a_channel_that_is_closed_meanwhile_is_an_error(yard, root):
         await upload(Closing(yard.user()), root, **EVERYTHING)
 
 
+async def test_what_has_to_be_waited_for_comes_between_sending_and_the_commit(yard, root):
+    (root / "a").write_bytes(noise(MIB))
+    stub, seen = Counting(yard.user()), []
+
+    async def before_commit():
+        seen.append(list(stub.calls))
+
+    await upload(stub, root, **EVERYTHING, before_commit=before_commit)
+    [calls] = seen
+    assert "PutChunks" in calls and "Commit" not in calls
+    assert stub.calls.count("Commit") == 1
+
+
 async def test_a_definite_no_is_not_asked_again(yard, root):
     (root / "a").write_bytes(b"1")
     stub = Counting(yard.user())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,7 @@ class Carriers:
                 folder,
                 self.store,
                 self.tracked,
+                self._rows_stored,
                 earlier_cut=self.restored.cut,
                 workers_run=workers_run,
                 note=self.note,
@@ -185,6 +186,15 @@ class Carriers:
             attempt_id=self._plan.attempt_id,
             made_from=prepared.made_from,
         )
+
+    async def _rows_stored(self, cut: Mapping[str, int]) -> None:
+        """Returns once metrics has all rows in front of a cut, or takes no more rows at all."""
+        assert self._shipper is not None and self._shipping is not None
+        stored = asyncio.ensure_future(self._shipper.stored(cut))
+        try:
+            await asyncio.wait([stored, self._shipping], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stored.cancel()
 
     def _sources(self) -> Iterator[Source]:
         yield self._lines

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainyard_protos.v1 import artifacts_pb2
@@ -18,6 +19,7 @@ from trainyard.agent.store import Refused, Store
 from trainyard.agent.tracked import Tracked
 
 Note = Callable[[str, str], None]
+Cut = Mapping[str, int]
 
 
 def artifact_name(job_id: str) -> str:
@@ -25,8 +27,20 @@ def artifact_name(job_id: str) -> str:
     return f"checkpoints-{job_id}"
 
 
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A checkpoint that is to be stored, and the cut of this attempt's own writers."""
+
+    candidate: Candidate
+    info: artifacts_pb2.CheckpointInfo
+    cut: Cut
+
+
 class CheckpointSync:
     """Uploads checkpoints in the order they appear.
+
+    A version is there only when metrics has all rows in front of its cut: whoever resumes from it goes on with a series
+    that has no gap, whatever becomes of this machine.
 
     Attributes:
         appeared: how many were found.
@@ -40,6 +54,7 @@ class CheckpointSync:
         folder: Path,
         store: Store,
         tracked: Tracked,
+        rows_stored: Callable[[Cut], Awaitable[None]],
         *,
         earlier_cut: dict[str, int],
         workers_run: bool,
@@ -48,6 +63,7 @@ class CheckpointSync:
     ) -> None:
         """
         Args:
+            rows_stored: returns once metrics has all rows in front of a cut, or takes no more.
             earlier_cut: the cut of the checkpoint this attempt resumed from: where earlier attempts' writers end.
             workers_run: the workers already run, so that what is in the folder is theirs.
             heard: called when a checkpoint appeared: a sign of life.
@@ -57,10 +73,11 @@ class CheckpointSync:
         self._folder = folder
         self._store = store
         self._tracked = tracked
+        self._rows_stored = rows_stored
         self._earlier_cut = earlier_cut
         self._note = note
         self._heard = heard
-        self._pending: deque[tuple[Candidate, artifacts_pb2.CheckpointInfo]] = deque()
+        self._pending: deque[Waiting] = deque()
         self._wake = asyncio.Event()
         self._finishing = False
         self.appeared = 0
@@ -76,7 +93,7 @@ class CheckpointSync:
         self._heard()
         try:
             # The cut is taken now: what the script logs while the upload waits is not part of this checkpoint.
-            self._pending.append((candidate, self._info(candidate)))
+            self._pending.append(self._waiting(candidate))
         except Exception as error:
             self._failed(candidate, error)
         self._wake.set()
@@ -91,9 +108,9 @@ class CheckpointSync:
         self.failures.append(f"checkpoint '{candidate.path.name}': {words}")
         self._note("CheckpointNotStored", f"'{candidate.path.name}' was not stored: {words}")
 
-    def _info(self, candidate: Candidate) -> artifacts_pb2.CheckpointInfo:
+    def _waiting(self, candidate: Candidate) -> Waiting:
         cut, metrics = self._tracked.cut(changed_ns(candidate.signature), candidate.step)
-        return artifacts_pb2.CheckpointInfo(
+        info = artifacts_pb2.CheckpointInfo(
             step=candidate.step,
             cut={**self._earlier_cut, **cut},
             metrics=metrics,
@@ -101,13 +118,14 @@ class CheckpointSync:
             best_metric=self._wanted.best_metric,
             best_mode=self._wanted.best_mode,
         )
+        return Waiting(candidate, info, cut)
 
     async def run(self) -> None:
         """Uploads until `finish` was called and nothing is pending."""
         while True:
             self._wake.clear()
             while self._pending:
-                await self._upload(*self._pending[0])
+                await self._upload(self._pending[0])
                 self._pending.popleft()
             if self._finishing:
                 return
@@ -125,24 +143,22 @@ class CheckpointSync:
     @property
     def unstored(self) -> list[str]:
         """Checkpoints that are not stored (yet), in words."""
-        return [*self.failures, *(f"checkpoint '{candidate.path.name}'" for candidate, _ in self._pending)]
+        return [*self.failures, *(f"checkpoint '{each.candidate.path.name}'" for each in self._pending)]
 
-    async def _upload(self, candidate: Candidate, info: artifacts_pb2.CheckpointInfo) -> None:
-        name = candidate.path.name
+    async def _upload(self, waiting: Waiting) -> None:
+        name = waiting.candidate.path.name
         courtesy.yield_to_workers()
         try:
-            await self._store.call(lambda stub: self._send(stub, candidate, info))
+            await self._store.call(lambda stub: self._send(stub, waiting))
         except FileNotFoundError:
             self._note("CheckpointGone", f"'{name}' was deleted before it was stored")
         except Exception as error:
-            self._failed(candidate, error)
+            self._failed(waiting.candidate, error)
 
-    async def _send(
-        self, stub: object, candidate: Candidate, info: artifacts_pb2.CheckpointInfo
-    ) -> artifacts_pb2.Version | None:
+    async def _send(self, stub: object, waiting: Waiting) -> artifacts_pb2.Version | None:
         from trainyard.artifacts import FRUGAL, upload, upload_part
 
-        plan, name = self._plan, candidate.path.name
+        plan, candidate, name = self._plan, waiting.candidate, waiting.candidate.path.name
         paths = [Path(path) for path, _, _ in candidate.signature]
         version = f"{changed_ns(candidate.signature)}"
         if plan.nodes > 1 and is_sharded(candidate.path):
@@ -157,7 +173,8 @@ class CheckpointSync:
                 kind="checkpoint",
                 idempotency_key=f"{plan.attempt_id}/{name}",
                 producer=self._store.producer,
-                checkpoint=info,
+                checkpoint=waiting.info,
+                before_commit=lambda: self._rows_stored(waiting.cut),
                 pace=FRUGAL,
             )
         return await upload(
@@ -169,6 +186,7 @@ class CheckpointSync:
             kind="checkpoint",
             idempotency_key=f"{plan.attempt_id}/{plan.node}/{name}/{version}",
             producer=self._store.producer,
-            checkpoint=info,
+            checkpoint=waiting.info,
+            before_commit=lambda: self._rows_stored(waiting.cut),
             pace=FRUGAL,
         )

@@ -8,7 +8,7 @@ kept in memory for that: sources can be read again from any number that is not a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -68,6 +68,8 @@ class Shipper:
         self._accepted = _without_facts(run)
         self._wake = asyncio.Event()
         self._finishing = False
+        self._stored: dict[str, int] = {}  # writer -> the first number that metrics does not have, as far as is known
+        self._news = asyncio.Event()  # of what is stored, or never will be
         self.refused = ""
         self.missing: dict[str, str] = {}
 
@@ -89,6 +91,19 @@ class Shipper:
         self._finishing = True
         self._wake.set()
         await shipping
+
+    async def stored(self, positions: Mapping[str, int]) -> None:
+        """Returns once metrics has every record below these numbers (by writer). `run` may end without that."""
+        while self._lacks(positions):
+            self._news.clear()
+            await self._news.wait()
+
+    def _lacks(self, positions: Mapping[str, int]) -> bool:
+        return any(self._stored.get(writer, 0) < seq for writer, seq in positions.items() if writer not in self.missing)
+
+    def _acknowledged(self, writer_id: str, next_seq: int) -> None:
+        self._stored[writer_id] = max(next_seq, self._stored.get(writer_id, 0))
+        self._news.set()
 
     async def _converse(self) -> bool:
         if not self._link.endpoint():
@@ -165,6 +180,7 @@ class Shipper:
             if writer_id not in window.next_seq:
                 window.next_seq[writer_id] = await self._position(stub, writer_id)
                 source.acknowledge(window.next_seq[writer_id])
+                self._acknowledged(writer_id, window.next_seq[writer_id])
             batch = self._batch(source, window.next_seq[writer_id])
             if batch is None:
                 continue
@@ -181,6 +197,7 @@ class Shipper:
             return source.batch(seq)
         except Gap as gap:
             self.missing[source.writer_id] = str(gap)
+            self._news.set()
             self._complain(str(gap))
             return None
 
@@ -198,6 +215,7 @@ class Shipper:
             while (answer := await call.read()) is not grpc.aio.EOF:
                 waited_for = self._finishing or not window.has_room
                 window.acknowledged(answer)
+                self._acknowledged(answer.writer_id, answer.next_seq)
                 if waited_for:
                     self._wake.set()
             await _raise_status(call)

@@ -28,8 +28,13 @@ if TYPE_CHECKING:
     from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceAsyncStub
 
 Answer = TypeVar("Answer")
+Before = Callable[[], Awaitable[None]]
 
 _COMMITS = 2  # chunks may be swept when an upload takes longer than the store's grace: then they are sent again
+
+
+async def at_once() -> None:
+    """Nothing has to be waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,7 @@ async def upload(
     idempotency_key: str = "",
     producer: pb.Producer | None = None,
     checkpoint: pb.CheckpointInfo | None = None,
+    before_commit: Before = at_once,
     labels: Mapping[str, str] | None = None,
     inputs: Iterable[str] = (),
     metrics: Mapping[str, float] | None = None,
@@ -70,6 +76,7 @@ async def upload(
         kind: "code", "checkpoint", "output" or "data".
         aliases: names that move to the new version, beside "latest".
         idempotency_key: the same key gives the same version.
+        before_commit: awaited once everything is sent; the version is there only after it.
         inputs: ids of the versions that it was made from.
         metrics: what retention by the best one looks at.
         progress: told how many more bytes are stored, as they are.
@@ -96,7 +103,7 @@ async def upload(
         request.manifest.CopyFrom(tree)
         return await stub.Commit(request, timeout=CALL_TIMEOUT_S)
 
-    return await _store(stub, workspace, root, paths, commit, pace, progress)
+    return await _store(stub, workspace, root, paths, commit, before_commit, pace, progress)
 
 
 async def upload_part(
@@ -112,6 +119,7 @@ async def upload_part(
     idempotency_key: str,
     producer: pb.Producer | None = None,
     checkpoint: pb.CheckpointInfo | None = None,
+    before_commit: Before = at_once,
     pace: Pace = FULL,
 ) -> pb.Version | None:
     """Stores one node's files of a version that `parts` nodes make together under the same `idempotency_key`.
@@ -139,7 +147,7 @@ async def upload_part(
         request.commit.manifest.CopyFrom(tree)
         return await stub.CommitPart(request, timeout=CALL_TIMEOUT_S)
 
-    response = await _store(stub, workspace, root, paths, commit, pace, ignore)
+    response = await _store(stub, workspace, root, paths, commit, before_commit, pace, ignore)
     return response.version if response.HasField("version") else None
 
 
@@ -149,6 +157,7 @@ async def _store(
     root: Path,
     paths: Iterable[Path] | None,
     commit: Callable[[pb.Manifest], Awaitable[Answer]],
+    before_commit: Before,
     pace: Pace,
     progress: Progress,
 ) -> Answer:
@@ -157,6 +166,7 @@ async def _store(
     while True:
         sent = await send(stub, workspace, root, chosen, pace=pace, progress=progress)
         left -= 1
+        await before_commit()
         try:
             return await patiently(functools.partial(commit, sent.manifest), pace.patience_s)
         except grpc.aio.AioRpcError as error:
