@@ -67,7 +67,7 @@ KUBERNETES = st.builds(
     node_selector=st.dictionaries(NAMES, st.from_regex(r"\A[A-Za-z0-9]{0,9}\Z"), max_size=2),
     tolerations=st.just(()) | st.just((Toleration(operator="Exists"), Toleration(key="a/b", value="c"))),
     volumes=st.just(())
-    | st.builds(Volume, name=NAMES, mount_path=PATHS.map("/data/{}".format), read_only=st.booleans(), secret=NAMES).map(
+    | st.builds(Volume, name=NAMES, mountPath=PATHS.map("/data/{}".format), read_only=st.booleans(), secret=NAMES).map(
         lambda one: (one,)
     )
     | st.just((Volume(name="a", mount_path="/a", empty_dir=EmptyDir()),)),
