@@ -1,0 +1,126 @@
+"""The cluster as the hooks see it: a few named objects. Every write may be repeated."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+INSTANCE = "app.kubernetes.io/instance"
+_MANAGER = "trainyard-setup"
+_CALL_TIMEOUT_S = 30
+_NOT_FOUND, _CONFLICT = 404, 409
+
+
+class Cluster:
+    """Reads and writes objects of one installation.
+
+    Args:
+        release: name of the installation; what is made carries it as a label.
+    """
+
+    def __init__(self, release: str) -> None:
+        try:
+            config.load_incluster_config()
+        except config.ConfigException:
+            config.load_kube_config()
+        self._labels = {MANAGED_BY: _MANAGER, INSTANCE: release}
+        self._core = client.CoreV1Api()
+        self._batch = client.BatchV1Api()
+        self._extensions = client.ApiextensionsV1Api()
+
+    def secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
+        """Content of a secret; None when there is none."""
+        try:
+            found = self._core.read_namespaced_secret(name, namespace, _request_timeout=_CALL_TIMEOUT_S)
+        except ApiException as error:
+            if error.status == _NOT_FOUND:
+                return None
+            raise
+        return {key: base64.b64decode(value) for key, value in (found.data or {}).items()}
+
+    def create_secret(self, namespace: str, name: str, data: Mapping[str, bytes]) -> dict[str, bytes]:
+        """Makes a secret; the content of the one that is there, when somebody was faster."""
+        kind = "kubernetes.io/tls" if {"tls.crt", "tls.key"} <= data.keys() else "Opaque"
+        body = client.V1Secret(metadata=self._named(name), type=kind, data=_encoded(data))
+        try:
+            self._core.create_namespaced_secret(namespace, body, _request_timeout=_CALL_TIMEOUT_S)
+        except ApiException as error:
+            if error.status != _CONFLICT:
+                raise
+            return self.secret(namespace, name) or {}
+        return dict(data)
+
+    def replace_secret(self, namespace: str, name: str, data: Mapping[str, bytes]) -> None:
+        """Gives a secret new content."""
+        self._core.patch_namespaced_secret(name, namespace, {"data": _encoded(data)}, _request_timeout=_CALL_TIMEOUT_S)
+
+    def write_config_map(self, namespace: str, name: str, data: Mapping[str, str]) -> None:
+        """Makes a config map, or gives it this content."""
+        body = client.V1ConfigMap(metadata=self._named(name), data=dict(data))
+        try:
+            self._core.create_namespaced_config_map(namespace, body, _request_timeout=_CALL_TIMEOUT_S)
+        except ApiException as error:
+            if error.status != _CONFLICT:
+                raise
+            self._core.patch_namespaced_config_map(name, namespace, body, _request_timeout=_CALL_TIMEOUT_S)
+
+    def update_definition(self, definition: Mapping[str, Any]) -> bool:
+        """Brings a custom resource definition up to date; False when the cluster does not have it."""
+        name = definition["metadata"]["name"]
+        try:
+            self._extensions.patch_custom_resource_definition(
+                name, {"spec": definition["spec"]}, _request_timeout=_CALL_TIMEOUT_S
+            )
+        except ApiException as error:
+            if error.status == _NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def delete_made(self, namespace: str, secrets: list[str], config_maps: list[str]) -> None:
+        """Removes what an installation made, as far as it is there and its own."""
+        for read, delete, names in (
+            (self._core.read_namespaced_secret, self._core.delete_namespaced_secret, secrets),
+            (self._core.read_namespaced_config_map, self._core.delete_namespaced_config_map, config_maps),
+        ):
+            for name in names:
+                try:
+                    found = read(name, namespace, _request_timeout=_CALL_TIMEOUT_S)
+                    if _metadata(found).get("labels", {}).get(MANAGED_BY) == _MANAGER:
+                        delete(name, namespace, _request_timeout=_CALL_TIMEOUT_S)
+                except ApiException as error:
+                    if error.status != _NOT_FOUND:
+                        raise
+
+    def delete_jobs(self, namespace: str, selector: str) -> None:
+        """Removes attempts' jobs with their pods, and their services."""
+        options: dict[str, Any] = {"label_selector": selector, "_request_timeout": _CALL_TIMEOUT_S}
+        self._batch.delete_collection_namespaced_job(namespace, propagation_policy="Background", **options)
+        for service in self._core.list_namespaced_service(namespace, **options).items:
+            name = _metadata(service)["name"]
+            self._core.delete_namespaced_service(name, namespace, _request_timeout=_CALL_TIMEOUT_S)
+
+    def claims(self, namespace: str) -> list[str]:
+        """Names of the installation's volumes' claims."""
+        selector = f"{INSTANCE}={self._labels[INSTANCE]}"
+        found = self._core.list_namespaced_persistent_volume_claim(
+            namespace, label_selector=selector, _request_timeout=_CALL_TIMEOUT_S
+        )
+        return [_metadata(claim)["name"] for claim in found.items]
+
+    def _named(self, name: str) -> client.V1ObjectMeta:
+        return client.V1ObjectMeta(name=name, labels=self._labels)
+
+
+def _metadata(found: Any) -> dict[str, Any]:
+    """The client's types say that even a name may be missing."""
+    return {key: value for key, value in found.metadata.to_dict().items() if value is not None}
+
+
+def _encoded(data: Mapping[str, bytes]) -> dict[str, str]:
+    return {key: base64.b64encode(value).decode() for key, value in data.items()}

@@ -1,0 +1,39 @@
+"""After a removal: what the installation made goes, and what it keeps is named. Data is only ever removed by people."""
+
+from __future__ import annotations
+
+from trainyard_setup.cluster import Cluster
+from trainyard_setup.settings import Settings
+
+POOL_LABEL = "trainyard.dev/pool"
+
+
+def remove(settings: Settings, cluster: Cluster) -> str:
+    """Removes jobs, secrets and config maps of the installation; returns what to tell about the rest."""
+    cluster.delete_jobs(settings.jobs_namespace, f"{POOL_LABEL}={settings.pool}")
+    made = [
+        settings.token_secret,
+        settings.attempt_key_secret,
+        settings.redis_secret,
+        settings.certificate_secret,
+        settings.authority_secret,
+    ]
+    for namespace in {settings.namespace, settings.jobs_namespace}:
+        secrets = [name for name in made if name and namespace == settings.namespace]
+        cluster.delete_made(namespace, secrets, [name for name in [settings.authority_config_map] if name])
+    return _kept(settings.namespace, cluster.claims(settings.namespace))
+
+
+def _kept(namespace: str, claims: list[str]) -> str:
+    lines = [
+        "Kept: TrainingJob resources and their definition. To remove them with every TrainingJob of the cluster:",
+        "  kubectl delete crd trainingjobs.trainyard.dev",
+    ]
+    if claims:
+        lines = [
+            f"Kept: the data of the yard, in {len(claims)} volumes. A new installation of this name takes",
+            "them up again; to remove them:",
+            f"  kubectl delete persistentvolumeclaim --namespace {namespace} {' '.join(claims)}",
+            *lines,
+        ]
+    return "\n".join(lines)

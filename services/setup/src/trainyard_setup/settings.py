@@ -1,0 +1,49 @@
+"""What the chart tells the hook, in `TRAINYARD_SETUP_*`."""
+
+from __future__ import annotations
+
+from pydantic import Field
+from servicekit.settings import Settings as ServiceSettings
+
+
+class Settings(ServiceSettings):
+    """Frozen; unknown keys are refused. The name of a secret that somebody else provides is empty."""
+
+    release: str = Field(min_length=1)
+    """Name of the installation: the prefix of everything that is made."""
+    namespace: str = Field(min_length=1)
+    """Where its services are."""
+    jobs_namespace: str = Field(min_length=1)
+    """Where its jobs run."""
+    pool: str = "cluster"
+    """The pool of the launcher: jobs' objects carry it as a label."""
+
+    token_secret: str = ""
+    """Made when missing: the users' token."""
+    attempt_key_secret: str = ""
+    """Made when missing: the key pair that attempts' tokens are signed with."""
+    redis_secret: str = ""
+    """Made when missing: password and address of the Redis of this installation."""
+    redis_host: str = ""
+    """Its host name."""
+    certificate_secret: str = ""
+    """Made when missing, renewed near its end: the services' certificate."""
+    authority_secret: str = ""
+    """Made when missing: the authority that signs it."""
+    hosts: str = ""
+    """Names and addresses that the certificate has to hold, with commas between them."""
+    certificate_days: int = Field(default=365, gt=0)
+    """How long a certificate is valid; it is renewed when a third of that is left."""
+
+    given_certificate_secret: str = ""
+    """The services' certificate when somebody else makes it: its `ca.crt` is shown to jobs."""
+    given_certificate_wait_s: float = Field(default=0, ge=0)
+    """How long to wait for that secret."""
+    authority_config_map: str = ""
+    """Shows jobs and users the root certificate."""
+    definitions: str = ""
+    """Folder of custom resource definitions to bring up to date."""
+
+    def names(self) -> list[str]:
+        """Every name and address that the certificate has to hold."""
+        return [host.strip() for host in self.hosts.split(",") if host.strip()]
