@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from launcher_yard import running_yard
-from trainyard.spec import Metadata, Secret, SecretSource, Spec, TrainingJob
+from trainyard.spec import Metadata, Secret, SecretKeyReference, SecretSource, Spec, TrainingJob
 from trainyard_launcher.backend import Facts
 from trainyard_launcher.backends.process import cgroups, gpus, sweep
 from trainyard_launcher.backends.process.agents import environment, free_port
@@ -100,7 +100,7 @@ def test_the_launchers_id_is_kept(tmp_path: Path) -> None:
     assert launcher_id(tmp_path) == launcher_id(tmp_path)
 
 
-def job_with(**source: str) -> TrainingJob:
+def job_with(**source: str | SecretKeyReference) -> TrainingJob:
     spec = Spec(command=("true",), secrets=(Secret(name="KEY", from_=SecretSource(**source)),))
     return TrainingJob(metadata=Metadata(name="test"), spec=spec)
 
@@ -113,6 +113,11 @@ def test_a_secret_from_a_file_loses_its_last_line_end(tmp_path: Path) -> None:
 def test_a_secret_whose_file_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(SecretUnavailable, match=r"secret KEY: cannot read .*/nowhere: No such file"):
         resolve(job_with(file=str(tmp_path / "nowhere")))
+
+
+def test_a_secret_of_a_cluster_is_refused_on_one_machine() -> None:
+    with pytest.raises(SecretUnavailable, match=r"secret KEY: a Secret of a Kubernetes cluster"):
+        resolve(job_with(secret=SecretKeyReference(name="hub", key="token")))
 
 
 def test_sweeping_finds_descendants_that_cleaned_their_environment() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trainyard.spec import TrainingJob
+    from trainyard.spec import SecretSource, TrainingJob
 
 _MAX_BYTES = 64 * 1024
 
@@ -26,15 +26,20 @@ def resolve(job: TrainingJob, environ: Mapping[str, str] = os.environ) -> dict[s
     return {secret.name: _read(secret.name, secret.from_, environ) for secret in job.spec.secrets}
 
 
-def _read(name: str, source: object, environ: Mapping[str, str]) -> str:
-    variable, file = getattr(source, "env", None), getattr(source, "file", None)
+def _read(name: str, source: SecretSource, environ: Mapping[str, str]) -> str:
+    variable, file = source.env, source.file
     if variable:
         if variable not in environ:
             raise SecretUnavailable(
                 f"secret {name}: the yard's environment has no variable {variable}; export it, then restart the yard"
             )
         return environ[variable]
-    return _read_file(name, Path(str(file)).expanduser())
+    if file is None:
+        raise SecretUnavailable(
+            f"secret {name}: a Secret of a Kubernetes cluster, and this yard runs on one machine; take it from a "
+            "variable or a file (from.env, from.file)"
+        )
+    return _read_file(name, Path(file).expanduser())
 
 
 def _read_file(name: str, path: Path) -> str:
