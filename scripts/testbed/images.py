@@ -161,7 +161,7 @@ def _buildah(*arguments: str) -> str:
 
 
 def _relocate(package: Path | None, folder: Path, final: Path) -> None:
-    """A copy that finds its libraries in `final`: buildah starts itself again, without an environment and from no folder."""
+    """A copy that finds its libraries in `final`: buildah starts itself again without any environment."""
     assert package is not None
     patchelf = fetch.debian("patchelf", "/usr/bin/patchelf")
     shutil.copytree(package, folder, symlinks=True, dirs_exist_ok=True)
