@@ -11,14 +11,26 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from servicekit.auth import bearer_token
 from trainyard_embedded.app import Yard
 from trainyard_embedded.memory import calm_collector
 from trainyard_embedded.settings import YardSettings
-from trainyard_launcher.backend import Found, Launch, NodeEnd, Place, Shell, ShellRequest, StartError
+from trainyard_launcher.backend import (
+    Claim,
+    Found,
+    Joined,
+    JoinRefused,
+    Launch,
+    NodeEnd,
+    Observer,
+    Place,
+    Shell,
+    ShellRequest,
+    StartError,
+)
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
 
@@ -28,13 +40,12 @@ class PretendBackend:
     def __init__(self, capacity: common_pb2.Resources) -> None:
         self._capacity = capacity
         self._waiting: set[tuple[str, int]] = set()
-        self._on_end: Callable[[NodeEnd], None] = lambda end: None
 
     def machines(self) -> Sequence[scheduler_pb2.Machine]:
         return [scheduler_pb2.Machine(name="pretend", total=self._capacity, free=self._capacity)]
 
-    async def open(self, on_end: Callable[[NodeEnd], None]) -> Sequence[Found]:
-        self._on_end = on_end
+    async def open(self, observer: Observer) -> Sequence[Found]:
+        self._observer = observer
         return []
 
     async def start(self, launch: Launch) -> str:
@@ -52,7 +63,10 @@ class PretendBackend:
     def _end(self, node: tuple[str, int], reason: str) -> None:
         if node in self._waiting:
             self._waiting.remove(node)
-            self._on_end(NodeEnd(*node, common_pb2.Exit(reason=reason, exit_code=0, acknowledged=True)))
+            self._observer.ended(NodeEnd(*node, common_pb2.Exit(reason=reason, exit_code=0, acknowledged=True)))
+
+    async def join(self, attempt_id: str, node: int, credential: str, claim: Claim) -> Joined:
+        raise JoinRefused("nothing runs here: this backend only pretends")
 
     async def logs(self, attempt_id: str, node: int) -> Sequence[str]:
         return []

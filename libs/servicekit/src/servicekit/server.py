@@ -15,13 +15,15 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from trainyard.channel import OPTIONS, is_loopback
 
-from servicekit.auth import Authenticator, set_principal
+from servicekit.auth import STRANGER, Authenticator, set_principal
 from servicekit.errors import Internal, ServiceError
 from servicekit.limits import CallLimiter
 
 logger = logging.getLogger(__name__)
 
 _OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
+# Who calls these has no token of the yard yet; they find out themselves who it is.
+_INTRODUCTIONS = frozenset({"/trainyard.v1.AgentService/Join"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,10 @@ class _Guard(grpc.aio.ServerInterceptor):
             wrapped = self._unary(method, behaviour)
         return make(wrapped, handler.request_deserializer, handler.response_serializer)
 
-    def _admit(self, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def _admit(self, method: str, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if method in _INTRODUCTIONS:
+            self._limiter.admit(STRANGER, service)
+            return
         header = ""
         for key, value in context.invocation_metadata() or ():
             if key == "authorization":
@@ -100,7 +105,7 @@ class _Guard(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
             try:
-                self._admit(service, context)
+                self._admit(method, service, context)
                 response = await behaviour(request, context)
             except Exception as error:
                 await self._fail(method, error, context)
@@ -118,7 +123,7 @@ class _Guard(grpc.aio.ServerInterceptor):
         @functools.wraps(behaviour)
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                self._admit(service, context)
+                self._admit(method, service, context)
                 responses = behaviour(request, context)
                 if inspect.isawaitable(responses):  # a servicer that writes through the context
                     await responses

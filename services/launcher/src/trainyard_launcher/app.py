@@ -113,7 +113,12 @@ class Launcher:
             Worker(self._celery, [start_queue(settings.pool)], settings.start_concurrency),
             Worker(self._celery, [stop_queue(settings.pool)], settings.stop_concurrency),
         ]
-        await asyncio.gather(*(asyncio.to_thread(worker.start) for worker in self._workers))
+        try:
+            await asyncio.gather(*(asyncio.to_thread(worker.start) for worker in self._workers))
+        except BaseException:  # also when this start is given up: their threads wait for the broker
+            for worker in self._workers:
+                worker.stop(timeout_s=0)
+            raise
 
     async def stop(self) -> None:
         """Takes no more work and stops watching; what runs goes on and is found again."""

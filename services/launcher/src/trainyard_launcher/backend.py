@@ -16,9 +16,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2
+
+if TYPE_CHECKING:
+    from trainyard.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,15 @@ class Facts:
 class Launch:
     """An attempt to start: one plan per node, in which the backend fills in what only it knows (addresses, devices).
 
-    Plans are stored; `secrets`, variables of the workers, must reach the agents without being written anywhere.
+    Plans are stored; `secrets`, variables of the workers, must reach the agents without being written anywhere. `spec`
+    has what plans do not: image, volumes and the like.
     """
 
     facts: Facts
     plans: Sequence[launcher_pb2.NodePlan]
     per_worker: common_pb2.Resources
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    spec: Spec | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ class Planner:
             plan.MergeFrom(common)
             plans.append(plan)
         per_worker = common_pb2.Resources(cpu=cpu, memory_bytes=memory, gpu=gpu)
-        return Launch(facts, plans, per_worker, resolve(job))
+        return Launch(facts, plans, per_worker, resolve(job, cluster=self.settings.backend == "kubernetes"), job.spec)
 
     def _common(self, assignment: scheduler_pb2.Assignment, facts: Facts, job: TrainingJob) -> Plan:
         from trainyard.spec import quantities

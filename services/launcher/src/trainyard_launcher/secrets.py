@@ -17,13 +17,20 @@ class SecretUnavailable(Exception):
     """A secret cannot be read on this machine."""
 
 
-def resolve(job: TrainingJob, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+def resolve(job: TrainingJob, environ: Mapping[str, str] = os.environ, *, cluster: bool = False) -> dict[str, str]:
     """The job's secrets as environment variables.
+
+    Args:
+        cluster: the job runs on a cluster, which gives pods the keys of its own Secrets: those are not read here.
 
     Raises:
         SecretUnavailable: one is missing or not text; the message names it, not its value.
     """
-    return {secret.name: _read(secret.name, secret.from_, environ) for secret in job.spec.secrets}
+    return {
+        secret.name: _read(secret.name, secret.from_, environ)
+        for secret in job.spec.secrets
+        if not (cluster and secret.from_.secret)
+    }
 
 
 def _read(name: str, source: SecretSource, environ: Mapping[str, str]) -> str:

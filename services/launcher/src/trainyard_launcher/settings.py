@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import socket
+from typing import Literal
 
 from pydantic import Field
-from servicekit.settings import Settings as ServiceSettings
+
+from trainyard_launcher.cluster_settings import ClusterSettings
 
 
-class Settings(ServiceSettings):
+class Settings(ClusterSettings):
     """Frozen; unknown keys are refused. Names end in their unit."""
 
+    backend: Literal["process", "kubernetes"] = "process"
+    """Where nodes run: processes of this machine, or pods of a cluster."""
+    identity: str = ""
+    """Name of this launcher, the same over all of its lives; empty: one is made and kept in its home."""
     pool: str = "local"
     """Name of the pool of machines that this launcher announces."""
     heartbeat_s: float = Field(default=5, gt=0)

@@ -335,8 +335,13 @@ class Supervisor:
         limit_s = self._settings.silence_s if node.heard_ns else self._settings.connect_s
         if now - node.heard < limit_s:
             return
-        message = f"the agent of node {node.index} said nothing for {limit_s:.0f} s, though its process was there"
-        node.forced = common_pb2.Exit(reason="AgentSilent", message=message, node=node.index)
+        place = self._backend.place(attempt.facts.attempt_id, node.index)
+        if place.reason and not node.heard_ns:
+            reason, message = place.reason, f"{place.message} (so for {limit_s:.0f} s)"
+        else:
+            reason = "AgentSilent"
+            message = f"the agent of node {node.index} said nothing for {limit_s:.0f} s, though its process was there"
+        node.forced = common_pb2.Exit(reason=reason, message=message, node=node.index)
         self._kill(attempt, node)
 
 

@@ -189,7 +189,8 @@ class Exit(_message.Message):
     UNSTORED_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Typed reason: Completed, WorkerFailed, OutOfMemory, Hung, Stopped, DeadlineExceeded, AgentLost, AgentSilent,
-    StartFailed, CodeUnavailable, EnvironmentFailed, InputUnavailable, SecretUnavailable, OutputsNotStored.
+    StartFailed, CodeUnavailable, EnvironmentFailed, InputUnavailable, SecretUnavailable, OutputsNotStored;
+    on a cluster also ImageUnavailable, VolumeUnavailable, Unschedulable, PodsRefused, Evicted, NodeLost, PodDeleted.
     """
     message: _builtins.str
     exit_code: _builtins.int

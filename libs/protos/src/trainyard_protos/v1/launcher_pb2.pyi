@@ -20,6 +20,78 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
+class JoinRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    NODE_FIELD_NUMBER: _builtins.int
+    SERVICE_ACCOUNT_TOKEN_FIELD_NUMBER: _builtins.int
+    attempt_id: _builtins.str
+    node: _builtins.int
+    service_account_token: _builtins.str
+    """of the pod, for the audience "trainyard" """
+    def __init__(
+        self,
+        *,
+        attempt_id: _builtins.str = ...,
+        node: _builtins.int = ...,
+        service_account_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "node", b"node", "service_account_token", b"service_account_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinRequest: _TypeAlias = JoinRequest  # noqa: Y015
+
+@_typing.final
+class JoinResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SecretsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PLAN_FIELD_NUMBER: _builtins.int
+    SECRETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def plan(self) -> Global___NodePlan: ...
+    @_builtins.property
+    def secrets(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """variables of the workers"""
+
+    def __init__(
+        self,
+        *,
+        plan: Global___NodePlan | None = ...,
+        secrets: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "secrets", b"secrets"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JoinResponse: _TypeAlias = JoinResponse  # noqa: Y015
+
+@_typing.final
 class FollowRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -251,6 +323,8 @@ class NodeStatus(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     FOLDER_FIELD_NUMBER: _builtins.int
     GPUS_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     machine: _builtins.str
     phase: _builtins.str
@@ -259,6 +333,10 @@ class NodeStatus(_message.Message):
     """last heartbeat; 0 before the first"""
     folder: _builtins.str
     """process backend: the node's folder"""
+    reason: _builtins.str
+    """why it does not run yet, typed, for instance "Unschedulable"; "" when nothing is wrong"""
+    message: _builtins.str
+    """the same in words, with what to do"""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]: ...
     @_builtins.property
@@ -273,10 +351,12 @@ class NodeStatus(_message.Message):
         workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
         folder: _builtins.str = ...,
         gpus: _abc.Iterable[_builtins.int] | None = ...,
+        reason: _builtins.str = ...,
+        message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "gpus", b"gpus", "heard_ns", b"heard_ns", "machine", b"machine", "node", b"node", "phase", b"phase", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["folder", b"folder", "gpus", b"gpus", "heard_ns", b"heard_ns", "machine", b"machine", "message", b"message", "node", b"node", "phase", b"phase", "reason", b"reason", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -809,7 +889,7 @@ Global___AgentCommand: _TypeAlias = AgentCommand  # noqa: Y015
 @_typing.final
 class NodePlan(_message.Message):
     """What the launcher writes for an agent before it starts it (process backend: `plan.json` in the node's folder, mode
-    0600; Kubernetes: a projected secret). The agent needs nothing else to begin.
+    0600; Kubernetes: the answer to Join). The agent needs nothing else to begin.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -985,6 +1065,7 @@ class NodePlan(_message.Message):
     RUN_NAME_FIELD_NUMBER: _builtins.int
     SPEC_JSON_FIELD_NUMBER: _builtins.int
     FINALIZE_TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    IN_IMAGE_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     job_id: _builtins.str
     job_name: _builtins.str
@@ -1023,6 +1104,8 @@ class NodePlan(_message.Message):
     """resolved spec, recorded as the run's parameters"""
     finalize_timeout_s: _builtins.float
     """how long outputs may take after the workers ended"""
+    in_image: _builtins.bool
+    """in a container of the user's image: its programs come first, not the agent's"""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1090,10 +1173,11 @@ class NodePlan(_message.Message):
         run_name: _builtins.str = ...,
         spec_json: _builtins.str = ...,
         finalize_timeout_s: _builtins.float = ...,
+        in_image: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "code_git", b"code_git"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "ca_file", b"ca_file", "cgroup_procs", b"cgroup_procs", "checkpoints", b"checkpoints", "code_artifact", b"code_artifact", "code_git", b"code_git", "command", b"command", "endpoint", b"endpoint", "endpoint_file", b"endpoint_file", "env", b"env", "fence", b"fence", "finalize_timeout_s", b"finalize_timeout_s", "gpus", b"gpus", "gpus_per_worker", b"gpus_per_worker", "grace_s", b"grace_s", "hang_timeout_s", b"hang_timeout_s", "inputs", b"inputs", "job_id", b"job_id", "job_name", b"job_name", "log_rules", b"log_rules", "master_addr", b"master_addr", "master_port", b"master_port", "node", b"node", "nodes", b"nodes", "outputs", b"outputs", "rejected_checkpoints", b"rejected_checkpoints", "requirements", b"requirements", "run_name", b"run_name", "runtime", b"runtime", "spec_json", b"spec_json", "state_dir", b"state_dir", "tied_to_pid", b"tied_to_pid", "tied_to_start_time", b"tied_to_start_time", "token", b"token", "workers_per_node", b"workers_per_node", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "ca_file", b"ca_file", "cgroup_procs", b"cgroup_procs", "checkpoints", b"checkpoints", "code_artifact", b"code_artifact", "code_git", b"code_git", "command", b"command", "endpoint", b"endpoint", "endpoint_file", b"endpoint_file", "env", b"env", "fence", b"fence", "finalize_timeout_s", b"finalize_timeout_s", "gpus", b"gpus", "gpus_per_worker", b"gpus_per_worker", "grace_s", b"grace_s", "hang_timeout_s", b"hang_timeout_s", "in_image", b"in_image", "inputs", b"inputs", "job_id", b"job_id", "job_name", b"job_name", "log_rules", b"log_rules", "master_addr", b"master_addr", "master_port", b"master_port", "node", b"node", "nodes", b"nodes", "outputs", b"outputs", "rejected_checkpoints", b"rejected_checkpoints", "requirements", b"requirements", "run_name", b"run_name", "runtime", b"runtime", "spec_json", b"spec_json", "state_dir", b"state_dir", "tied_to_pid", b"tied_to_pid", "tied_to_start_time", b"tied_to_start_time", "token", b"token", "workers_per_node", b"workers_per_node", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

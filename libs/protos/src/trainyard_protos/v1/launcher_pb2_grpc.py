@@ -249,6 +249,11 @@ class AgentServiceStub:
                 request_serializer=trainyard_dot_v1_dot_launcher__pb2.AgentMessage.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_launcher__pb2.AgentCommand.FromString,
                 _registered_method=True)
+        self.Join = channel.unary_unary(
+                '/trainyard.v1.AgentService/Join',
+                request_serializer=trainyard_dot_v1_dot_launcher__pb2.JoinRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_launcher__pb2.JoinResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer:
@@ -261,6 +266,14 @@ class AgentServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Join(self, request, context):
+        """What an agent in a pod has to do, in exchange for the pod's own identity: it has no token of the yard yet.
+        PERMISSION_DENIED when the pod is not that node of that attempt; the same pod may ask again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -268,6 +281,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=trainyard_dot_v1_dot_launcher__pb2.AgentMessage.FromString,
                     response_serializer=trainyard_dot_v1_dot_launcher__pb2.AgentCommand.SerializeToString,
+            ),
+            'Join': grpc.unary_unary_rpc_method_handler(
+                    servicer.Join,
+                    request_deserializer=trainyard_dot_v1_dot_launcher__pb2.JoinRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_launcher__pb2.JoinResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -298,6 +316,33 @@ class AgentService:
             '/trainyard.v1.AgentService/Session',
             trainyard_dot_v1_dot_launcher__pb2.AgentMessage.SerializeToString,
             trainyard_dot_v1_dot_launcher__pb2.AgentCommand.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Join(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.AgentService/Join',
+            trainyard_dot_v1_dot_launcher__pb2.JoinRequest.SerializeToString,
+            trainyard_dot_v1_dot_launcher__pb2.JoinResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -107,6 +107,10 @@ class AgentServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AgentServiceAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_launcher_pb2.AgentMessage, _launcher_pb2.AgentCommand]
+    Join: _grpc.UnaryUnaryMultiCallable[_launcher_pb2.JoinRequest, _launcher_pb2.JoinResponse]
+    """What an agent in a pod has to do, in exchange for the pod's own identity: it has no token of the yard yet.
+    PERMISSION_DENIED when the pod is not that node of that attempt; the same pod may ask again.
+    """
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
@@ -114,6 +118,10 @@ class AgentServiceAsyncStub(AgentServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_launcher_pb2.AgentMessage, _launcher_pb2.AgentCommand]  # type: ignore[assignment]
+    Join: _aio.UnaryUnaryMultiCallable[_launcher_pb2.JoinRequest, _launcher_pb2.JoinResponse]  # type: ignore[assignment]
+    """What an agent in a pod has to do, in exchange for the pod's own identity: it has no token of the yard yet.
+    PERMISSION_DENIED when the pod is not that node of that attempt; the same pod may ask again.
+    """
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     """For agents: one stream per agent carries everything about all of its ranks."""
@@ -124,5 +132,15 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_launcher_pb2.AgentMessage],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_launcher_pb2.AgentCommand], _abc.AsyncIterator[_launcher_pb2.AgentCommand]]: ...
+
+    @_abc_1.abstractmethod
+    def Join(
+        self,
+        request: _launcher_pb2.JoinRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_launcher_pb2.JoinResponse, _abc.Awaitable[_launcher_pb2.JoinResponse]]:
+        """What an agent in a pod has to do, in exchange for the pod's own identity: it has no token of the yard yet.
+        PERMISSION_DENIED when the pod is not that node of that attempt; the same pod may ask again.
+        """
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

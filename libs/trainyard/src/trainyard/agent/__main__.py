@@ -1,4 +1,4 @@
-"""`python -m trainyard.agent NODE_FOLDER`."""
+"""`python -m trainyard.agent NODE_FOLDER`, or `--join` in a pod."""
 
 import sys
 

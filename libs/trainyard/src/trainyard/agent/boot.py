@@ -23,6 +23,7 @@ LOG_FILE = "agent.log"
 SECRETS_VARIABLE = "TRAINYARD_SECRETS"
 """The job's secrets, as JSON: they are in no file, so not in the plan."""
 HELD_BACK = (signal.SIGTERM, signal.SIGINT)
+JOIN = "--join"
 
 
 def main(argv: list[str]) -> int:
@@ -31,18 +32,39 @@ def main(argv: list[str]) -> int:
     0 also when another agent already has the folder: being started twice is harmless.
     """
     if len(argv) != 2:
-        sys.stderr.write("usage: python -m trainyard.agent NODE_FOLDER\n")
+        sys.stderr.write("usage: python -m trainyard.agent NODE_FOLDER | --join\n")
         return 2
-    folder = os.path.abspath(argv[1])
     signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    if argv[1] == JOIN:
+        return in_pod()
+    folder = os.path.abspath(argv[1])
     plan = read_plan(folder)
     plan.env.update(json.loads(os.environ.pop(SECRETS_VARIABLE, "{}")))
     if not claim(folder):
         return 0
-    native.adopt_orphans()
     join_cgroups(plan.cgroup_procs)
-    make_folders(folder, plan)
     log_to(f"{folder}/{LOG_FILE}")
+    return run(folder, plan)
+
+
+def in_pod() -> int:
+    """One node of an attempt in a container: its log is the container's, its plan comes from the launcher."""
+    use_grpc()
+    from trainyard.agent.join import NotWanted, join
+
+    try:
+        folder, plan = join(os.environ)
+    except NotWanted as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    claim(folder)
+    return run(folder, plan)
+
+
+def run(folder: str, plan: Plan) -> int:
+    """Starts what needs no preparation, then goes on to the second stage."""
+    native.adopt_orphans()
+    make_folders(folder, plan)
     started: list[Started] = []
     failure: CannotStart | None = None
     if not plan.needs_preparation:
@@ -54,15 +76,20 @@ def main(argv: list[str]) -> int:
 
 
 def second_stage(folder: str, plan: Plan, started: list[Started], failure: CannotStart | None) -> int:
+    use_grpc()
+    from trainyard.agent.supervisor import supervise
+
+    return supervise(folder, plan, started, failure)
+
+
+def use_grpc() -> None:
+    """To be called before gRPC is loaded."""
     # Every child of this process goes on to exec at once. gRPC's handlers would run in it first, and they crash when
     # other threads are inside of gRPC.
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     # asyncio loads ssl when it can, which is a tenth of the agent's memory. gRPC, the only one here to use TLS, has
     # its own.
     sys.modules["ssl"] = None  # type: ignore[assignment]
-    from trainyard.agent.supervisor import supervise
-
-    return supervise(folder, plan, started, failure)
 
 
 def claim(folder: str) -> bool:

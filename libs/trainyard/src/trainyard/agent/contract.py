@@ -33,7 +33,7 @@ def workers_of(plan: Plan, folder: str, *, cwd: str = "", python_bin: str = "", 
         CannotStart: the command cannot be run under this runtime.
     """
     cwd = cwd or f"{folder}/work"
-    shared = _shared(plan, folder, cwd, python_bin or os.path.dirname(sys.executable), resume_from)
+    shared = _shared(plan, folder, cwd, python_bin or _own_python(plan), resume_from)
     if _names_torchrun(plan.command):
         environment = {**shared, **_torchrun_options(plan), **_gpus(plan, None)}
         return [_worker(plan, folder, 0, list(plan.command), environment, cwd)]
@@ -60,6 +60,11 @@ def _worker(plan: Plan, folder: str, local_rank: int, argv: list[str], env: dict
     return Worker(rank, local_rank, Command(argv, env, cwd, output_file(folder, rank)))
 
 
+def _own_python(plan: Plan) -> str:
+    """Folder of the agent's `python`, for workers that bring none; an image brings its own."""
+    return "" if plan.in_image else os.path.dirname(sys.executable)
+
+
 def _names_torchrun(command: list[str]) -> bool:
     return os.path.basename(command[0]) == "torchrun" or command[1:3] == ["-m", "torch.distributed.run"]
 
@@ -81,7 +86,7 @@ def _shared(plan: Plan, folder: str, cwd: str, python_bin: str, resume_from: str
     if plan.runtime == "deepspeed":
         environment |= {"DLTS_HOSTFILE": f"{folder}/hostfile"} | deepspeed.accelerator(plan)
     environment |= plan.env
-    environment["PATH"] = os.pathsep.join([python_bin, environment.get("PATH", os.defpath)])
+    environment["PATH"] = os.pathsep.join(filter(None, [python_bin, environment.get("PATH", os.defpath)]))
     environment["PYTHONPATH"] = os.pathsep.join(
         filter(None, [plan.env.get("PYTHONPATH", ""), tracker_path(plan, folder)])
     )

@@ -9,24 +9,43 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from trainyard.agent.checkpoints import Note
 from trainyard.agent.code import tail
 from trainyard.agent.failure import NodeFailed
+from trainyard.agent.plan import Plan
 from trainyard.agent.processes import Reaper
 
 BUILD_TIMEOUT_S = 3600.0
 READY_FILE = ".ready"
 
 
-async def python_bin(requirements: str, root: Path, cache: Path, reaper: Reaper, log: Path, note: Note) -> Path:
+def base_of(plan: Plan) -> list[str]:
+    """What an environment stands on, as options for uv: the agent's interpreter; in an image, that of the image with
+    all that is installed for it.
+
+    Raises:
+        NodeFailed: EnvironmentFailed: the image has no Python.
+    """
+    if not plan.in_image:
+        return ["--python", sys.executable]
+    python = shutil.which("python3") or shutil.which("python")
+    if python is None:
+        raise NodeFailed("EnvironmentFailed", "python.requirements: the image has no python3 in its PATH")
+    return ["--python", python, "--system-site-packages"]
+
+
+async def python_bin(
+    requirements: str, base: Sequence[str], root: Path, cache: Path, reaper: Reaper, log: Path, note: Note
+) -> Path:
     """The `bin` folder of an environment with these requirements; built when this machine has none yet.
 
     Args:
         requirements: the file, relative to the code's root.
+        base: of `base_of`.
         cache: environments by hash of the file's content and the interpreter.
 
     Raises:
@@ -45,18 +64,18 @@ async def python_bin(requirements: str, root: Path, cache: Path, reaper: Reaper,
     async with _locked(target.with_suffix(".lock")):
         if not (target / READY_FILE).exists():
             note("BuildingEnvironment", f"'{requirements}' is installed, once for this content on this machine")
-            await _build(file, target, reaper, log)
+            await _build(file, target, base, reaper, log)
     return target / "bin"
 
 
-async def _build(file: Path, target: Path, reaper: Reaper, log: Path) -> None:
+async def _build(file: Path, target: Path, base: Sequence[str], reaper: Reaper, log: Path) -> None:
     import uv
 
     await asyncio.to_thread(shutil.rmtree, target, ignore_errors=True)  # a build that was cut off
     program = os.fsdecode(uv.find_uv_bin())
     python = str(target / "bin" / "python")
     for command in (
-        [program, "venv", "--quiet", "--python", sys.executable, str(target)],
+        [program, "venv", "--quiet", *base, str(target)],
         # In the folder of the file, so that what it refers to is found.
         [program, "pip", "install", "--quiet", "--python", python, "-r", str(file)],
     ):

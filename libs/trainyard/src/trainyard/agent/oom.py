@@ -8,6 +8,8 @@ from pathlib import Path
 
 # Version 2 of control groups, and version 1.
 _FILES = ("memory.events", "memory.oom_control")
+OF_CONTAINER = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/memory/cgroup.procs")
+"""A container sees its own groups at these places, again of either version."""
 
 
 def kills(cgroup_procs: Iterable[str]) -> int:

@@ -50,10 +50,10 @@ async def prepare(plan: Plan, folder: Path, store: Store, reaper: Reaper, note: 
     root = code.root
     prepared = Prepared(root, made_from=[code.version_id] if code.version_id else [], git=code.git)
     if plan.requirements:
-        from trainyard.agent.environment import python_bin
+        from trainyard.agent.environment import base_of, python_bin
 
         cache = Path(plan.state_dir or folder) / "envs"
-        prepared.python_bin = str(await python_bin(plan.requirements, root, cache, reaper, log, note))
+        prepared.python_bin = str(await python_bin(plan.requirements, base_of(plan), root, cache, reaper, log, note))
     prepared.made_from += await fetch_inputs(plan.inputs, root, store)
     if (checkpoints := checkpoint_folder(plan, root)) is not None:
         prepared.restored = await _restore(plan, checkpoints, store, note)

@@ -13,7 +13,8 @@ from trainyard_protos.v1 import common_pb2, launcher_pb2
 from trainyard.agent import boot, oom, verdict
 from trainyard.agent.carriers import Carriers
 from trainyard.agent.contract import workers_of
-from trainyard.agent.exit_record import write_exit
+from trainyard.agent.echo import Echo
+from trainyard.agent.exit_record import write_exit, write_termination
 from trainyard.agent.failure import NodeFailed
 from trainyard.agent.gang import Gang
 from trainyard.agent.hang import Pulse
@@ -38,8 +39,13 @@ def supervise(folder: str, plan: Plan, started: list[Started], failure: CannotSt
 
 async def _supervise(folder: Path, plan: Plan, started: list[Started], failure: CannotStart | None) -> int:
     node = Node(folder, plan, started)
-    await node.run(failure)
-    return 0
+    exit = await node.run(failure)
+    return exit_code(exit) if plan.in_image else 0
+
+
+def exit_code(exit: common_pb2.Exit) -> int:
+    """What a container ends with, for those who only look at that."""
+    return 0 if exit.reason == "Completed" else exit.exit_code or 1
 
 
 class Node:
@@ -52,12 +58,15 @@ class Node:
         self._started = started
         self._gang = Gang(started, self._reaper) if started else None
         self._stop: asyncio.Future[StopOrder] = asyncio.get_running_loop().create_future()
-        self._oom_kills = oom.kills(plan.cgroup_procs)
+        self._groups = plan.cgroup_procs or (oom.OF_CONTAINER if plan.in_image else ())
+        self._oom_kills = oom.kills(self._groups)
         self._pulse = Pulse()
         self._orphaned = False  # the yard that this node is tied to is gone: there is nobody to deliver to
         self._carriers = Carriers(folder, plan, self._pulse)
+        if plan.in_image:
+            Echo(self._carriers.journal, several=plan.workers_per_node > 1)
 
-    async def run(self, failure: CannotStart | None) -> None:
+    async def run(self, failure: CannotStart | None) -> common_pb2.Exit:
         """From here to the exit record, whatever happens between."""
         self._reaper.begin()
         self._listen_to_signals()
@@ -71,6 +80,7 @@ class Node:
             await self._finish(exit)
             session.phase("ended", exit)
             await session.finish(0 if self._orphaned else SAY_GOODBYE_S, talking)
+            return exit
         finally:
             talking.cancel()
             tied.cancel()
@@ -148,7 +158,7 @@ class Node:
         if gang.failed.done():
             await gang.stop(min(self._plan.grace_s, STOP_PEERS_S))
             end = gang.failed.result()
-            out_of_memory = oom.kills(self._plan.cgroup_procs) > self._oom_kills
+            out_of_memory = oom.kills(self._groups) > self._oom_kills
             return verdict.worker_failed(end, str(self._folder), out_of_memory=out_of_memory), end.rank
         if gang.over.done():
             return verdict.completed(), None
@@ -197,6 +207,8 @@ class Node:
         exit.acknowledged = not unstored
         exit.unstored.extend(unstored)
         await asyncio.to_thread(write_exit, self._folder, exit)
+        if self._plan.in_image:
+            await asyncio.to_thread(write_termination, exit)
 
     async def _stacks(self) -> list[launcher_pb2.RankStacks]:
         return await take_stacks(self._gang.running if self._gang else (), self._reaper)

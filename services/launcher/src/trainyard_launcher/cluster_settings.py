@@ -1,0 +1,51 @@
+"""Settings of the launcher that count on a Kubernetes cluster."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from servicekit.settings import Settings as ServiceSettings
+
+
+class ClusterSettings(ServiceSettings):
+    """Frozen; unknown keys are refused. Names end in their unit."""
+
+    kubernetes_namespace: str = "default"
+    """Namespace of the jobs' pods."""
+    kubernetes_kubeconfig: str = ""
+    """How the API server is reached; empty: as the pod this launcher runs in, or by the user's own kubeconfig."""
+    kubernetes_context: str = ""
+    """Context of the kubeconfig; empty: its current one."""
+    kubernetes_agent_endpoint: str = ""
+    """host:port at which pods reach the yard; empty: the launcher's own endpoint."""
+    kubernetes_ca_config_map: str = "trainyard-ca"
+    """ConfigMap in the namespace of the jobs whose key ca.crt is the root certificate of that endpoint."""
+    kubernetes_agent_image: str = "trainyard/agent"
+    """Image that the agent is copied from into every pod."""
+    kubernetes_worker_image: str = "trainyard/worker"
+    """Image of jobs that name none."""
+    kubernetes_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    """When images are pulled, unless the job says so itself."""
+    kubernetes_service_account: str = "default"
+    """Account of pods whose job names none. It needs no rights."""
+    kubernetes_run_as_user: int = Field(default=1000, gt=0)
+    """User of the workers of jobs that name none."""
+    kubernetes_run_as_group: int = Field(default=1000, gt=0)
+    """Their group, also of the volumes."""
+    kubernetes_host_paths: bool = False
+    """Whether jobs may mount folders of the nodes."""
+    kubernetes_pod_template: str = ""
+    """YAML file that is merged into every pod: volumes, tolerations and the like that all jobs get."""
+    kubernetes_gpu_resource: str = "nvidia.com/gpu"
+    """Name of the resource that GPUs are."""
+    kubernetes_qps: float = Field(default=100, gt=0)
+    """Requests a second to the API server, on average."""
+    kubernetes_burst: int = Field(default=200, gt=0)
+    """Requests that may be made at once."""
+    kubernetes_request_timeout_s: float = Field(default=30, gt=0)
+    """Deadline of one request; watches have none."""
+    kubernetes_image_patience_s: float = Field(default=120, ge=0)
+    """How long an image that cannot be pulled is tried again before the attempt ends."""
+    kubernetes_lost_silence_s: float = Field(default=15, gt=0)
+    """How long the agents of a machine that is not ready must have been silent before it counts as lost."""
