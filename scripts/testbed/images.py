@@ -7,6 +7,7 @@ hash is in the name, `localhost/trainyard/NAME:HASH`: a cluster that was given o
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -116,8 +117,9 @@ def _build_archive(name: str, path: Path) -> None:
         each.unlink()
 
 
+@functools.cache
 def _content_hash(name: str) -> str:
-    """Of every file that the build reads."""
+    """Of every file that the build reads, as they are when this process first asks."""
     found = [REPOSITORY / "pyproject.toml", REPOSITORY / "uv.lock", *REPOSITORY.glob("*/*/pyproject.toml")]
     found += [path for path in (REPOSITORY / "images" / name).rglob("*") if path.is_file()]
     for source in _SOURCES[name]:
