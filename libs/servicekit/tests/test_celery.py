@@ -2,7 +2,10 @@ import queue
 import threading
 
 import pytest
+from celery.exceptions import WorkerShutdown
 from servicekit.celery import Worker, celery_app, register, start_queue, stop_queue
+
+from scripts.testbed.patience import PATIENCE_S
 
 
 @pytest.fixture(params=["inprocess", "redis"])
@@ -24,7 +27,7 @@ def test_a_stop_does_not_wait_behind_starts(app, workers):
     seen: queue.Queue[str] = queue.Queue()
 
     def block(attempt_id):
-        blocked.wait(30)
+        blocked.wait()
 
     register(app, "trainyard.launch", block)
     register(app, "trainyard.stop", seen.put)
@@ -35,7 +38,7 @@ def test_a_stop_does_not_wait_behind_starts(app, workers):
     for number in range(50):
         app.send_task("trainyard.launch", args=[str(number)], queue=start_queue("alpha"))
     app.send_task("trainyard.stop", args=["x"], queue=stop_queue("alpha"))
-    assert seen.get(timeout=20) == "x"
+    assert seen.get(timeout=PATIENCE_S) == "x"
     blocked.set()
 
 
@@ -48,7 +51,7 @@ def test_a_worker_takes_only_its_own_queues(app, workers):
     workers(worker)
     app.send_task("trainyard.launch", args=["other"], queue=start_queue("gamma"))
     app.send_task("trainyard.launch", args=["own"], queue=start_queue("beta"))
-    assert seen.get(timeout=20) == "own"
+    assert seen.get(timeout=PATIENCE_S) == "own"
     assert seen.empty()
 
 
@@ -74,7 +77,7 @@ def test_two_workers_of_one_process_do_not_read_each_others_messages(app, worker
         app.send_task("trainyard.launch", args=[number], queue=start_queue("delta"))
         app.send_task("trainyard.stop", args=[number], queue=stop_queue("delta"))
         sent |= {("start", number), ("stop", number)}
-    assert {seen.get(timeout=20) for _ in sent} == sent
+    assert {seen.get(timeout=PATIENCE_S) for _ in sent} == sent
 
 
 def test_a_worker_that_ended_by_itself_starts_again(app, workers):
@@ -83,6 +86,39 @@ def test_a_worker_that_ended_by_itself_starts_again(app, workers):
     worker = Worker(app, [start_queue("epsilon")], concurrency=1)
     worker.start()
     workers(worker)
-    worker._controller.stop(exitcode=1)  # as Celery does after an error that it calls unrecoverable
+
+    def give_up():  # as Celery does after an error that it calls unrecoverable
+        ended.set()
+        raise WorkerShutdown(1)
+
+    ended = threading.Event()
+    worker._controller.consumer.call_soon(give_up)
+    assert ended.wait(PATIENCE_S)
     app.send_task("trainyard.launch", args=["x"], queue=start_queue("epsilon"))
-    assert seen.get(timeout=20) == "x"
+    assert seen.get(timeout=PATIENCE_S) == "x"
+
+
+def test_a_worker_that_waits_for_messages_ends_when_it_is_stopped(app):
+    worker = Worker(app, [start_queue("zeta")], concurrency=1)
+    worker.start()
+    worker.stop(PATIENCE_S)
+    assert not worker._thread.is_alive()
+
+
+@pytest.mark.parametrize("loss", ["kill", "pause"])
+def test_a_worker_whose_broker_is_away_ends_when_it_is_stopped(redis_server, redis_url, loss):
+    worker = Worker(celery_app(redis_url), [start_queue("eta")], concurrency=1)
+    worker.start()
+    getattr(redis_server, loss)()
+    worker.stop(PATIENCE_S)
+    assert not worker._thread.is_alive()
+
+
+def test_a_worker_that_is_stopped_before_it_reached_its_broker_gives_up(redis_server, redis_url):
+    redis_server.kill()
+    worker = Worker(celery_app(redis_url), [start_queue("theta")], concurrency=1)
+    starting = threading.Timer(0, worker.stop)
+    starting.start()
+    with pytest.raises(RuntimeError, match="stopped before it had reached"):
+        worker.start()
+    starting.join()

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
@@ -18,6 +18,7 @@ from servicekit import inprocess
 
 if TYPE_CHECKING:
     from celery.worker import WorkController
+    from celery.worker.consumer import Consumer
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,11 @@ STOP = "trainyard.stop"
 FORGET = "trainyard.forget"
 
 
+_START_LIMIT_S = 120.0  # for the broker to be reached
 _RESTART_S = 1.0  # before a worker that ended by itself starts again
+# Between tries to reach a broker that is away: half a second, and half a second more each time, to this.
+_RECONNECT_STEP_S = 0.5
+_RECONNECT_MOST_S = 2.0
 
 # Without them a Redis that hangs would hold a sender for ever. A blocking pop lasts a second.
 _TRANSPORT = {
@@ -99,12 +104,13 @@ class Worker:
         """Begins to consume; returns when the worker is ready.
 
         Raises:
-            TimeoutError: the broker was not reached within 30 s; whatever made the worker fail, otherwise.
+            TimeoutError: the broker was not reached within 120 s.
+            RuntimeError: it was stopped meanwhile. Or whatever made the worker fail.
         """
         # Celery's pool threads look tasks up in the process's default application; all of ours have the same tasks.
         self._app.set_default()
         self._thread.start()
-        self._started.result(timeout=30)
+        self._started.result(timeout=_START_LIMIT_S)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -119,6 +125,8 @@ class Worker:
             # Celery gives up on what it calls unrecoverable; nobody else would take this queue's messages.
             if not self._stopping.wait(_RESTART_S):
                 logger.error("a worker ended by itself and starts again", extra={"queues": self._queues})
+        if not self._started.done():
+            self._started.set_exception(RuntimeError("the worker was stopped before it had reached the broker"))
 
     def _make_controller(self) -> WorkController:
         return self._app.WorkController(
@@ -129,6 +137,7 @@ class Worker:
             hostname=self._thread.name,
             # Celery's event loop is one for the whole process: its workers would read each other's sockets.
             use_eventloop=False,
+            consumer_cls=_consumer(self._stopping),
             without_heartbeat=True,
             without_mingle=True,
             without_gossip=True,
@@ -140,12 +149,49 @@ class Worker:
             self._started.set_result(None)
 
     def stop(self, timeout_s: float = 10) -> None:
-        """Takes no more tasks and lets the running ones end."""
+        """Takes no more tasks and lets the running ones end, for so long at most."""
         self._stopping.set()
-        if self._controller is not None:
-            self._controller.stop()
-            inprocess.bell.ring()
-        self._thread.join(timeout_s)
+        inprocess.bell.ring()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+
+def _consumer(stopping: threading.Event) -> type[Consumer]:
+    """A consumer that ends its worker when asked to, in the worker's own thread.
+
+    Celery's flag for that is one for the whole process; and stopped from another thread, two would read the one socket:
+    the answer that one of them gets, the other waits for until its time is up.
+    """
+    from celery.bootsteps import RUN
+    from celery.exceptions import WorkerShutdown
+    from celery.worker.consumer import Consumer
+
+    def leave_if_asked() -> None:
+        if stopping.is_set():
+            raise WorkerShutdown(0)
+
+    class Leaving(Consumer):
+        def perform_pending_operations(self) -> None:
+            """What every round of the loop begins with, and the end of all rounds as well."""
+            if self.blueprint.state == RUN:
+                leave_if_asked()
+            super().perform_pending_operations()
+
+        def ensure_connected(self, conn: Any) -> Any:
+            """Tries to reach the broker until it answers."""
+            self.first_connection_attempt = False
+            return conn.ensure_connection(
+                self._log_away,
+                callback=leave_if_asked,
+                interval_start=_RECONNECT_STEP_S,
+                interval_step=_RECONNECT_STEP_S,
+                interval_max=_RECONNECT_MOST_S,
+            )
+
+        def _log_away(self, error: Exception, pause_s: float) -> None:
+            logger.warning("the broker is away", extra={"why": str(error), "pause_s": pause_s})
+
+    return Leaving
 
 
 def _with_tasks_of(app: Celery) -> Celery:
