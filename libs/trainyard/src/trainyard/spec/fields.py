@@ -131,28 +131,28 @@ def _check_relative(path: str) -> str:
     if path.startswith("/") or ".." in parts:
         steps = "/".join(part for part in parts if part not in ("", "..", "."))
         refuse("has to stay inside the job's folder", allowed=_RELATIVE_WORDS, suggestion=steps)
-    if len(path) > 1024 or not re.fullmatch(_RELATIVE[1:-1], path):
+    if len(path) > 1024 or not re.fullmatch(RELATIVE[1:-1], path):
         refuse("not a path", allowed=_RELATIVE_WORDS, suggestion=re.sub(r"[/\\\\]+", "/", path))
     return path
 
 
 _RELATIVE_WORDS = "a relative path without '..'"
-_RELATIVE = r"^[^/\\]+(/[^/\\]+)*/?$"
-PATTERN_WORDS[_RELATIVE] = _RELATIVE_WORDS
+RELATIVE = r"^[^/\\]+(/[^/\\]+)*/?$"
+PATTERN_WORDS[RELATIVE] = _RELATIVE_WORDS
 RelativePath = Annotated[
     str,
     AfterValidator(_check_relative),
-    WithJsonSchema({"type": "string", "pattern": _RELATIVE, "maxLength": 1024}),
+    WithJsonSchema({"type": "string", "pattern": RELATIVE, "maxLength": 1024}),
 ]
 
 _MOUNT_WORDS = "an absolute path without '..' and ':'"
-_MOUNT = r"^/[^:]*$"
-PATTERN_WORDS[_MOUNT] = _MOUNT_WORDS
+MOUNT = r"^/[^:]*$"
+PATTERN_WORDS[MOUNT] = _MOUNT_WORDS
 RESERVED_MOUNTS = ("/opt/trainyard", "/trainyard", "/dev/shm")
 
 
 def _check_mount(path: str) -> str:
-    if len(path) > 1024 or not re.fullmatch(_MOUNT[1:-1], path) or ".." in path.split("/"):
+    if len(path) > 1024 or not re.fullmatch(MOUNT[1:-1], path) or ".." in path.split("/"):
         refuse("not a path for a volume", allowed=_MOUNT_WORDS)
     return path
 
@@ -168,7 +168,7 @@ def _check_mount_place(path: str) -> str:
     return path
 
 
-_mount_schema = WithJsonSchema({"type": "string", "pattern": _MOUNT, "maxLength": 1024})
+_mount_schema = WithJsonSchema({"type": "string", "pattern": MOUNT, "maxLength": 1024})
 HostPath = Annotated[str, AfterValidator(_check_mount), _mount_schema]
 MountPath = Annotated[str, AfterValidator(_check_mount), AfterValidator(_check_mount_place), _mount_schema]
 
