@@ -1,0 +1,135 @@
+"""The folder of a run's checkpoints.
+
+A checkpoint is a folder `step-<n>` with a manifest that names every other file in it, its size and its SHA-256. It is
+written as `.draft-step-<n>` and renamed when everything is durable, so that a name that matches is always whole, or was
+damaged later, which the checksums show. What is given up is renamed before it is deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainkit.checkpoints.files import Stored, sha256, sync_folder, write
+from trainkit.checkpoints.policy import Best
+from trainkit.errors import DamagedCheckpoint
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_NAME = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint says of itself."""
+
+    step: int
+    world_size: int
+    results: Mapping[str, float]
+    files: Sequence[Stored]
+
+
+def draft(folder: Path, step: int) -> Path:
+    """Where the checkpoint of a step is written."""
+    return folder / f".draft-step-{step}"
+
+
+def commit(folder: Path, manifest: Manifest) -> Path:
+    """Makes the draft of `manifest.step` a checkpoint. Only one process may do it, when all files are durable."""
+    at = draft(folder, manifest.step)
+    body = {"format": FORMAT, **asdict(manifest)}
+    write(at / MANIFEST, [json.dumps(body, indent=1).encode()])
+    sync_folder(at)
+    final = folder / f"step-{manifest.step}"
+    if final.exists():
+        discard(final)
+    at.rename(final)
+    sync_folder(folder)
+    return final
+
+
+def steps(folder: Path) -> list[int]:
+    """The steps that have a checkpoint, oldest first."""
+    if not folder.is_dir():
+        return []
+    found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the checkpoint at `path`.
+
+    Raises:
+        DamagedCheckpoint: it has none that can be read, or one of a newer format.
+    """
+    try:
+        body: dict[str, Any] = json.loads((path / MANIFEST).read_text())
+        files = [Stored(**entry) for entry in body["files"]]
+        manifest = Manifest(body["step"], body["world_size"], body["results"], files)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedCheckpoint(f"{path}: {MANIFEST} cannot be read: {error!r}") from error
+    if body["format"] != FORMAT:
+        raise DamagedCheckpoint(f"{path} has format {body['format']}, this trainkit reads format {FORMAT}")
+    return manifest
+
+
+def verify(path: Path) -> Manifest:
+    """The manifest of a checkpoint whose files are all as they were written.
+
+    Raises:
+        DamagedCheckpoint: one is not; the message names it.
+    """
+    manifest = read_manifest(path)
+    for file in manifest.files:
+        at = path / file.name
+        if not at.is_file() or at.stat().st_size != file.size:
+            raise DamagedCheckpoint(f"{at} is missing or does not have its {file.size} bytes")
+        if sha256(at) != file.sha256:
+            raise DamagedCheckpoint(f"{at} has other bytes than when it was written: its SHA-256 differs")
+    return manifest
+
+
+def discard(path: Path) -> None:
+    """Takes a checkpoint away: first its name, then its bytes."""
+    trash = path.with_name(f".trash-{path.name}")
+    shutil.rmtree(trash, ignore_errors=True)
+    path.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def sweep(folder: Path) -> None:
+    """Removes what killed processes left: drafts, and trash that was not emptied."""
+    for path in folder.glob(".draft-step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(".trash-step-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def retain(folder: Path, keep_last: int, best: Best | None) -> None:
+    """Discards all but the newest `keep_last` checkpoints and the best one."""
+    present = steps(folder)
+    kept = set(present[-keep_last:])
+    if best is not None:
+        kept.update(best_step(folder, present, best))
+    for step in present:
+        if step not in kept:
+            discard(folder / f"step-{step}")
+
+
+def best_step(folder: Path, present: Sequence[int], best: Best) -> list[int]:
+    """The step with the best value of `best.metric`, the earliest of equals; none when none has the metric."""
+    winner: list[int] = []
+    value: float | None = None
+    for step in present:
+        try:
+            found = read_manifest(folder / f"step-{step}").results.get(best.metric)
+        except DamagedCheckpoint:
+            continue
+        if found is not None and best.better(found, value):
+            winner, value = [step], found
+    return winner

@@ -1,0 +1,162 @@
+"""Writes checkpoints while training goes on.
+
+`Saver.save` copies the tensors into memory that it keeps between checkpoints and returns; a thread does the rest: agree
+with the other processes on who writes what, write, sync, and let the first process commit. The thread talks through a
+process group of its own, so it cannot get in the way of gradients. One checkpoint is in the making at a time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainkit.checkpoints import folder as folders
+from trainkit.checkpoints.files import Stored, write
+from trainkit.checkpoints.policy import Checkpoints
+from trainkit.checkpoints.shards import INDEX, Planner, file_of, index_of, write_shard
+from trainkit.checkpoints.tree import split
+from trainkit.errors import CheckpointError
+
+SHARED = "state.json"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """State between two steps.
+
+    Args:
+        step: of the run.
+        shared: what is the same, or sharded, on every process.
+        own: what only this process has.
+        results: of the last evaluation, for the rule of the best checkpoint.
+    """
+
+    step: int
+    shared: Mapping[str, Any]
+    own: Mapping[str, Any]
+    results: Mapping[str, float]
+
+
+def own_file(rank: int) -> str:
+    return f"rank-{rank:05d}.json"
+
+
+class Saver:
+    """Saves the checkpoints of one process.
+
+    Args:
+        folder: the same for all processes.
+        before_commit: called on the first process when everything is durable and before the checkpoint counts.
+    """
+
+    def __init__(
+        self, folder: Path, policy: Checkpoints, *, rank: int, world_size: int, before_commit: Callable[[], None]
+    ) -> None:
+        self.folder, self._policy = folder, policy
+        self._rank, self._world = rank, world_size
+        self._before_commit = before_commit
+        self._group: Any = dist.new_group(backend="gloo") if world_size > 1 else None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._buffers: dict[str, Tensor] = {}
+        self._pending: Future[Path] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Returns when the tensors are copied; waits before that for the previous checkpoint.
+
+        Raises:
+            CheckpointError: the previous one could not be written, or the state holds what cannot be stored.
+        """
+        self.wait()
+        tensors: dict[str, Tensor] = {}
+        shared = split(snapshot.shared, "", tensors)
+        own = split(snapshot.own, f"/ranks/{self._rank}", tensors)
+        copies = self._copied(tensors)
+        planner = Planner(tensors, copies, is_main=self._rank == 0)
+        self._pending = self._thread.submit(self._write, snapshot, shared, own, planner)
+        if not self._policy.asynchronous:
+            self.wait(keep=True)
+
+    def finished(self) -> Path | None:
+        """The checkpoint that became durable since the last question, if one did.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        return self.wait() if self._pending is not None and self._pending.done() else None
+
+    def wait(self, keep: bool = False) -> Path | None:
+        """Like `finished`, but waits for it. With `keep`, `finished` will still tell."""
+        if self._pending is None:
+            return None
+        pending = self._pending
+        if not keep:
+            self._pending = None
+        try:
+            return pending.result()
+        except (OSError, RuntimeError) as error:
+            self._pending = None
+            raise CheckpointError(f"a checkpoint could not be written to {self.folder}: {error}") from error
+
+    def close(self) -> None:
+        """Lets the thread end. What was begun is completed."""
+        self._thread.shutdown(wait=True)
+
+    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        copies = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return copies
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
+            pinned = local.device.type == "cuda"
+            buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=pinned)
+            self._buffers[name] = buffer
+        buffer.copy_(local, non_blocking=True)
+        return buffer
+
+    def _write(self, snapshot: Snapshot, shared: Any, own: Any, planner: Planner) -> Path:
+        at = folders.draft(self.folder, snapshot.step)
+        at.mkdir(exist_ok=True)
+        plans = self._gathered(planner.create_local_plan())
+        # Every process makes the same global plan out of the same parts, which saves sending it around.
+        plans, metadata = planner.create_global_plan(plans)
+        mine = planner.finish_plan(plans[self._rank])
+        written = [
+            write_shard(at / file_of(self._rank), mine, planner),
+            write(at / own_file(self._rank), [json.dumps(own).encode()]),
+        ]
+        everyones = self._gathered(written)
+        if self._rank == 0:
+            self._commit(
+                at, snapshot, shared, index_of(metadata, plans), [file for files in everyones for file in files]
+            )
+        self._gathered(None)  # nobody goes on to the next one, or ends, before this one counts
+        return self.folder / f"step-{snapshot.step}"
+
+    def _commit(self, at: Path, snapshot: Snapshot, shared: Any, index: dict[str, Any], files: list[Stored]) -> None:
+        files.append(write(at / SHARED, [json.dumps(shared).encode()]))
+        files.append(write(at / INDEX, [json.dumps(index).encode()]))
+        self._before_commit()
+        folders.commit(self.folder, folders.Manifest(snapshot.step, self._world, snapshot.results, files))
+        folders.retain(self.folder, self._policy.keep_last, self._policy.best)
+
+    def _gathered(self, value: Any) -> list[Any]:
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self._world
+        dist.all_gather_object(values, value, group=self._group)
+        return values

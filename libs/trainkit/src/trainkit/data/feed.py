@@ -1,0 +1,89 @@
+"""What the loop reads batches from: a `Loader`, or any iterable made to look like one."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from trainkit.data.loader import Loader
+
+
+class Feed(Protocol):
+    """Batches by place. `Loader` is one."""
+
+    def bind(self, *, seed: int, rank: int, world_size: int, device: torch.device) -> None: ...
+    def steps(self, epoch: int) -> int | None: ...
+    def samples(self, position: int) -> int: ...
+    def rows(self, position: int) -> int: ...
+    def batches(self, epoch: int, position: int = 0) -> Iterator[Any]: ...
+
+
+class Plain:
+    """An iterable of ready batches. Each process brings its own; every batch weighs the same.
+
+    When it has `state_dict` and `load_state_dict`, a resumed run goes on exactly; else the batches that were done are
+    read again and thrown away, which a warning tells.
+    """
+
+    def __init__(self, iterable: Iterable[Any]) -> None:
+        self.iterable = iterable
+        self._restored = False
+        self._rows = 1
+        self._world = 1
+
+    def bind(self, *, seed: int, rank: int, world_size: int, device: torch.device) -> None:
+        self._world = world_size
+
+    def steps(self, epoch: int) -> int | None:
+        return len(cast(Any, self.iterable)) if hasattr(self.iterable, "__len__") else None
+
+    def samples(self, position: int) -> int:
+        return self._rows * self._world
+
+    def rows(self, position: int) -> int:
+        return self._rows
+
+    def batches(self, epoch: int, position: int = 0) -> Iterator[Any]:
+        for owner in (self.iterable, getattr(self.iterable, "sampler", None)):
+            if owner is not None and hasattr(owner, "set_epoch"):
+                owner.set_epoch(epoch)
+        skip, self._restored = (0 if self._restored else position), False
+        if skip:
+            warnings.warn(
+                f"going on at batch {position}: the training data is a {type(self.iterable).__name__} without "
+                "state_dict, so the batches before it are read again; a trainkit.Loader goes on at once",
+                stacklevel=2,
+            )
+        batches = islice(iter(self.iterable), skip, None)
+        first = next(batches, None)
+        if first is None:
+            return
+        self._rows = leading(first)
+        yield first
+        yield from batches
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self.iterable.state_dict() if hasattr(self.iterable, "state_dict") else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if state and hasattr(self.iterable, "load_state_dict"):
+            self.iterable.load_state_dict(state)
+            self._restored = True
+
+
+def feed(source: Iterable[Any]) -> Feed:
+    """`source` as the loop reads it."""
+    return source if isinstance(source, Loader) else Plain(source)
+
+
+def leading(batch: Any) -> int:
+    """The first dimension of the first tensor in a batch; 1 when there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.ndim else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    return next((leading(part) for part in parts if isinstance(part, (Tensor, Mapping, list, tuple))), 1)

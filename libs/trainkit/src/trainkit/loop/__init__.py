@@ -1,0 +1,1 @@
+"""The loop: `fit` is the whole run from top to bottom; what it calls stands beside it."""

@@ -1,0 +1,95 @@
+"""A round of evaluation: every sample counts once, however batches and processes divide the sets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.data.feed import Feed
+from trainkit.errors import InvalidStep
+from trainkit.loop.batches import moved
+from trainkit.loop.losses import Mean, loss_of
+from trainkit.metrics.base import Metric
+
+if TYPE_CHECKING:
+    from trainkit.loop.fit import Fit
+
+
+def run(fit: Fit, sets: Mapping[str, Feed], metrics: Mapping[str, Metric]) -> dict[str, float]:
+    """The results of all sets, by `SET/NAME`; the same numbers on every process."""
+    fit.strategy.settle()
+    results: dict[str, float] = {}
+    with evaluating(fit.module), torch.no_grad():
+        for name, feed in sets.items():
+            results.update({f"{name}/{key}": value for key, value in _one(fit, name, feed, metrics).items()})
+    return results
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """All of a module in evaluation mode; afterwards every part is in the mode in which it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
+
+
+def _one(fit: Fit, name: str, feed: Feed, metrics: Mapping[str, Metric]) -> dict[str, float]:
+    mean, counted = Mean(fit.strategy.device), False
+    starts, ends = fit._hooks.on_evaluation_step_start, fit._hooks.on_evaluation_step_end
+    feed.steps(0)
+    for position, batch in enumerate(moved(feed.batches(0), fit.strategy.device)):
+        for hook in starts:
+            hook(fit, name, batch)
+        output = fit.strategy.evaluate(batch)
+        rows = feed.rows(position)
+        if not isinstance(output, Mapping) or "loss" in output:
+            mean.add(loss_of(output, "evaluation_step"), rows)
+            counted = True
+        if rows:
+            _update(metrics, output, name)
+        for hook in ends:
+            hook(fit, name)
+    results = _computed(metrics)
+    if counted:
+        total, weight = fit.strategy.sum(mean.partial()).tolist()
+        results["loss"] = total / weight if weight else float("nan")
+    return results
+
+
+def _update(metrics: Mapping[str, Metric], output: Any, name: str) -> None:
+    for key, metric in metrics.items():
+        if not isinstance(output, Mapping) or key not in output:
+            raise InvalidStep(
+                f"evaluation_step returned nothing for the metric {key!r} on {name!r}: return a mapping with "
+                f"{key!r}: the values that its update takes"
+            )
+        values = output[key]
+        metric.update(*values if isinstance(values, (tuple, list)) else (values,))
+
+
+def _computed(metrics: Mapping[str, Metric]) -> dict[str, float]:
+    results: dict[str, float] = {}
+    for key, metric in metrics.items():
+        value = metric.compute()
+        if isinstance(value, Mapping):
+            results.update({f"{key}/{part}": _number(key, number) for part, number in value.items()})
+        else:
+            results[key] = _number(key, value)
+        metric.reset()
+    return results
+
+
+def _number(metric: str, value: Tensor | float) -> float:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise InvalidStep(
+            f"the metric {metric!r} computed a tensor of shape {tuple(value.shape)}: give a number, or a mapping"
+        )
+    return float(value)

@@ -1,0 +1,64 @@
+"""What a step returns, and what becomes of it: one loss to go backward from, and sums for a mean that is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainkit.errors import InvalidStep
+from trainkit.module import Loss
+
+
+def loss_of(output: Any, step: str) -> Tensor | Loss:
+    """The loss in what a step returned.
+
+    Raises:
+        InvalidStep: there is none that can be used.
+    """
+    if isinstance(output, Mapping):
+        if "loss" not in output:
+            raise InvalidStep(f"{step} returned a mapping without 'loss'; it has {', '.join(map(repr, output))}")
+        output = output["loss"]
+    if isinstance(output, Tensor) and output.ndim == 0:
+        return output
+    if isinstance(output, Loss) and isinstance(output.sum, Tensor) and output.sum.ndim == 0:
+        return output
+    found = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+    raise InvalidStep(f"{step} returned {found}: return a scalar tensor, a Loss(sum, count), or a mapping with 'loss'")
+
+
+class Mean:
+    """A mean over steps and processes, kept as a sum and a weight on the device so that adding never waits."""
+
+    __slots__ = ("_sum", "_weight")
+
+    def __init__(self, device: torch.device) -> None:
+        self._sum = torch.zeros((), device=device)
+        self._weight: Tensor | float = 0.0
+
+    def add(self, loss: Tensor | Loss, rows: int) -> None:
+        """Adds a batch of `rows` samples."""
+        if isinstance(loss, Loss):
+            if rows:
+                self._sum.add_(loss.sum.detach())
+                self._weight = self._weight + loss.count
+        else:
+            self._sum.add_(loss.detach(), alpha=rows)
+            self._weight += rows
+
+    def partial(self) -> Tensor:
+        """Sum and weight of this process: shape (2,), 64 bits."""
+        weight = torch.as_tensor(self._weight, device=self._sum.device)
+        return torch.stack([self._sum.double(), weight.double()])
+
+    def load(self, values: Tensor) -> None:
+        """Takes over what `partial` returned."""
+        self._sum.copy_(values[0])
+        self._weight = float(values[1])
+
+    def clear(self) -> None:
+        self._sum.zero_()
+        self._weight = 0.0

@@ -1,0 +1,59 @@
+"""The state of any torch optimizer by the names of parameters, so that it can be stored in pieces and read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainkit.errors import WrongCheckpoint
+
+_SKIPPED = ("params", "param_names")
+
+
+def read(optimizer: Optimizer, module: nn.Module) -> dict[str, Any]:
+    """State and settings as a tree; its tensors are the live ones."""
+    names = {id(p): name for name, p in module.named_parameters()}
+    return {
+        "state": {names[id(p)]: dict(state) for p, state in optimizer.state.items() if id(p) in names},
+        "groups": [
+            {
+                "names": [names.get(id(p), "") for p in group["params"]],
+                **{key: value for key, value in group.items() if key not in _SKIPPED},
+            }
+            for group in optimizer.param_groups
+        ],
+    }
+
+
+def layout(name: str, parameters: Mapping[str, nn.Parameter]) -> Tensor | None:
+    """The parameter that a stored tensor of optimizer state belongs to."""
+    parts = name.split("/")  # "", "optimizer", "state", the parameter's name, the key
+    return parameters.get(parts[3]) if len(parts) > 4 and parts[2] == "state" else None
+
+
+def write(optimizer: Optimizer, module: nn.Module, stored: Mapping[str, Any], path: Path) -> None:
+    """Takes over what `read` returned.
+
+    Raises:
+        WrongCheckpoint: it is of an optimizer with other parameters.
+    """
+    parameters = dict(module.named_parameters())
+    present = read(optimizer, module)["groups"]
+    if [group["names"] for group in present] != [group["names"] for group in stored["groups"]]:
+        raise WrongCheckpoint(f"{path} has the state of an optimizer with other parameters or groups")
+    for group, values in zip(optimizer.param_groups, stored["groups"], strict=True):
+        group.update({key: value for key, value in values.items() if key != "names"})
+    groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
+    for name, values in stored["state"].items():
+        p = parameters[name]
+        optimizer.state[p] = {key: _placed(key, value, p, groups[id(p)]) for key, value in values.items()}
+
+
+def _placed(key: str, value: Any, parameter: nn.Parameter, group: Mapping[str, Any]) -> Any:
+    """Where torch keeps it: beside its parameter, but for step counts, which stay on the host unless told otherwise."""
+    on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
+    return value.to(parameter.device) if isinstance(value, Tensor) and not on_host else value

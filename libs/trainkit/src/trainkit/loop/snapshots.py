@@ -1,0 +1,202 @@
+"""What a checkpoint holds, and how a run goes on from one.
+
+Shared state is the same on every process, or sharded over them; each process has state of its own beside it: its random
+numbers, its part of the mean loss, its gradients when a window was cut short.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainkit import random
+from trainkit.checkpoints import folder as folders
+from trainkit.checkpoints import shards
+from trainkit.checkpoints.policy import Checkpoints
+from trainkit.checkpoints.saver import SHARED, Snapshot, own_file
+from trainkit.checkpoints.tree import join, names, split
+from trainkit.errors import CheckpointError, DamagedCheckpoint, WrongCheckpoint
+from trainkit.loop import optimizers
+from trainkit.strategies.base import Strategy
+
+if TYPE_CHECKING:
+    from trainkit.loop.fit import Fit
+
+_log = logging.getLogger("trainkit")
+
+
+def take(fit: Fit) -> Snapshot:
+    """The state between two steps. Tensors are the live ones."""
+    fit.strategy.settle()
+    return Snapshot(step=fit.state.step, shared=_shared(fit), own=_own(fit), results=dict(fit.results))
+
+
+def _shared(fit: Fit) -> dict[str, Any]:
+    return {
+        "state": fit.state.to_dict(),
+        "model": fit.strategy.weights(),
+        "optimizer": optimizers.read(fit.optimizer, fit.module),
+        "schedule": fit.schedule.state_dict() if fit.schedule is not None else {},
+        "precision": fit.strategy.precision.state_dict(),
+        "callbacks": {callback.name: callback.state_dict() for callback in fit.trainer.callbacks},
+        "results": fit.results,
+        "train_loss": fit.train_loss,
+        "stop_reason": fit.stop_reason,
+    }
+
+
+def _own(fit: Fit) -> dict[str, Any]:
+    own: dict[str, Any] = {
+        "random": random.capture(fit.strategy.device),
+        "loss": fit.loss.partial(),
+        "feed": fit.feed.state_dict() if hasattr(fit.feed, "state_dict") else {},
+    }
+    if fit.state.window:
+        parameters = fit.module.named_parameters()
+        own["gradients"] = {name: p.grad for name, p in parameters if p.grad is not None}
+        own["denominator"] = fit._denominator
+        own["sums"] = fit._sums
+    return own
+
+
+def source(strategy: Strategy, policy: Checkpoints, folder: Path) -> Path | None:
+    """The checkpoint to go on from; the same on every process. Only the first one looks.
+
+    Raises:
+        CheckpointError: the policy wants one and there is none, or wants none and there is one.
+    """
+    found: tuple[str | None, str | None] = (None, None)
+    if strategy.is_main:
+        try:
+            folders.sweep(folder)
+            path = _chosen(policy, folder)
+            found = (str(path) if path is not None else None, None)
+        except CheckpointError as error:
+            found = (None, str(error))
+    path_text, problem = strategy.gather(found)[0]
+    if problem is not None:
+        raise CheckpointError(problem)
+    return Path(path_text) if path_text is not None else None
+
+
+def _chosen(policy: Checkpoints, folder: Path) -> Path | None:
+    if isinstance(policy.resume, Path):
+        folders.verify(policy.resume)
+        return policy.resume
+    if policy.resume == "never":
+        if present := folders.steps(folder):
+            raise CheckpointError(
+                f"{folder} has checkpoints (the last of step {present[-1]}) and resume='never': "
+                "choose another folder or move them away"
+            )
+        return None
+    given = os.environ.get("TRAINYARD_RESUME_FROM")
+    if given:
+        folders.verify(Path(given))
+        return Path(given)
+    for step in reversed(folders.steps(folder)):
+        try:
+            folders.verify(folder / f"step-{step}")
+        except DamagedCheckpoint as damage:
+            _log.warning("not going on from step %d: %s", step, damage)
+        else:
+            return folder / f"step-{step}"
+    if policy.resume == "must":
+        raise CheckpointError(f"resume='must' and {folder} has no good checkpoint")
+    return None
+
+
+def load(fit: Fit, path: Path) -> None:
+    """Puts a run where the checkpoint at `path` was taken.
+
+    Raises:
+        WrongCheckpoint: it belongs to another model, optimizer or set of callbacks.
+        DamagedCheckpoint: it cannot be read.
+    """
+    manifest, index = folders.read_manifest(path), shards.read_index(path)
+    plain, own = _read(path / SHARED), {}
+    if fit.strategy.rank < manifest.world_size:
+        own = _read(path / own_file(fit.strategy.rank))
+    tensors = _tensors(fit, path, index, [*names(plain), *names(own)])
+    state, own_state = join(plain, tensors), join(own, tensors)
+    _apply_shared(fit, path, state)
+    _apply_own(fit, own_state, manifest.world_size)
+    _log.info("going on from %s at step %d", path, fit.state.step)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+
+
+def _tensors(fit: Fit, path: Path, index: Mapping[str, Any], wanted: list[str]) -> dict[str, Tensor]:
+    """Reads all tensors: the model's into place, the others into new ones laid out like those that will use them."""
+    live: dict[str, Tensor] = {}
+    split(_shared(fit), "", live)
+    models = {name: tensor for name, tensor in live.items() if name.startswith("/model/")}
+    targets: dict[str, Tensor] = {name: tensor.detach() for name, tensor in models.items()}
+    parameters = dict(fit.module.named_parameters())
+    for name in wanted:
+        if name in targets:
+            continue
+        if name not in index:
+            raise DamagedCheckpoint(f"{path}: {name} is not in the index")
+        like = optimizers.layout(name, parameters) if name.startswith("/optimizer/") else live.get(name)
+        if isinstance(like, DTensor) and list(like.shape) == index[name]["shape"]:
+            targets[name] = torch.empty_like(like)
+        else:
+            targets[name] = shards.empty_like(index[name])
+    shards.load(path, index, targets)
+    return targets
+
+
+def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> None:
+    fit.state.load(state["state"])
+    fit.state.finished = False
+    optimizers.write(fit.optimizer, fit.module, state["optimizer"], path)
+    if fit.schedule is not None:
+        fit.schedule.load_state_dict(state["schedule"])
+    fit.strategy.precision.load_state_dict(state["precision"])
+    for callback in fit.trainer.callbacks:
+        if callback.name in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][callback.name])
+    fit.results.update(state["results"])
+    fit.train_loss = state["train_loss"]
+    fit.stop_reason = state["stop_reason"]  # a run that was stopped early stays so
+
+
+def _apply_own(fit: Fit, own: dict[str, Any], world_size: int) -> None:
+    rank = fit.strategy.rank
+    if world_size != fit.strategy.world_size:
+        _log.warning(
+            "the checkpoint is of %d processes and there are %d: results agree within rounding",
+            world_size,
+            fit.strategy.world_size,
+        )
+        if fit.state.window:
+            raise WrongCheckpoint(
+                f"the checkpoint was taken within an accumulation window by {world_size} process(es): go on with as "
+                "many, and change their number after the next checkpoint"
+            )
+    if not own:
+        random.seed_everything(random.mixed(fit.trainer.seed, rank, fit.state.step))
+        return
+    random.restore(own["random"], fit.strategy.device)
+    fit.loss.load(own["loss"])
+    if own["feed"] and hasattr(fit.feed, "load_state_dict"):
+        fit.feed.load_state_dict(own["feed"])
+    if fit.state.window:
+        for name, p in fit.module.named_parameters():
+            if name in own["gradients"]:
+                p.grad = own["gradients"][name].to(p.device)
+        fit._denominator, fit._sums = own["denominator"], own["sums"]

@@ -1,0 +1,164 @@
+"""The base of strategies: one process on its own. The others override what several processes change.
+
+The order of calls in a run: `open`, `prepare`, `make_optimizer`, then for every step `forward` and `backward`, for
+every update `clip` and `step`; `settle` before weights are read (evaluation, checkpoint); `close`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainkit.errors import InvalidSetup
+from trainkit.precision import Precision
+
+if TYPE_CHECKING:
+    from trainkit.trainer import OptimizerFactory
+
+
+class TrainingStep(nn.Module):
+    """Makes `training_step` the forward of a module, so that wrappers see the whole step."""
+
+    PREFIX: ClassVar[str] = "module."
+    """What the names of the user's parameters begin with in here."""
+
+    def __init__(self, module: nn.Module, precision: Precision) -> None:
+        super().__init__()
+        self.module = module
+        self._precision = precision
+
+    def forward(self, batch: Any, evaluate: bool = False) -> Any:
+        step: Any = evaluation_step(self.module) if evaluate else self.module.training_step
+        if not self._precision.autocasts:
+            return step(batch)
+        with self._precision.autocast():
+            return step(batch)
+
+
+def evaluation_step(module: nn.Module) -> Any:
+    """The module's `evaluation_step`, or its `training_step` when it has none."""
+    return getattr(module, "evaluation_step", None) or module.training_step
+
+
+class Strategy:
+    """One process. Attributes are set by `open` and `prepare`.
+
+    Attributes:
+        rank, world_size: this process and how many there are.
+        device: where the module and batches are.
+        module: the user's module, without wrappers.
+        forward: runs `training_step` on a batch.
+        evaluate: runs `evaluation_step` on a batch.
+    """
+
+    name: ClassVar[str] = "single"
+    stores_window: ClassVar[bool] = True
+    """Whether gradients of an unfinished accumulation window can be stored."""
+
+    rank = 0
+    local_rank = 0
+    world_size = 1
+    device = torch.device("cpu")
+    module: nn.Module
+    forward: Callable[[Any], Any]
+    evaluate: Callable[[Any], Any]
+    precision: Precision
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the first process."""
+        return self.rank == 0
+
+    def open(self, device: torch.device | str | None) -> None:
+        """Meets the other processes and chooses the device."""
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise InvalidSetup(
+                f"strategy='single' in one of {os.environ['WORLD_SIZE']} processes: use 'ddp', 'fsdp' or 'deepspeed'"
+            )
+        self.device = chosen(device, 0)
+
+    def prepare(self, module: nn.Module, precision: Precision) -> None:
+        """Puts the module on the device and wraps it."""
+        self.module, self.precision = module.to(self.device), precision
+        step = TrainingStep(self.module, precision)
+        # Without autocast there is nothing to wrap, and a wrapper costs a microsecond.
+        self.forward = step if precision.autocasts else self.module.training_step  # type: ignore[assignment]
+        self.evaluate = partial(step, evaluate=True)
+
+    def make_optimizer(self, factory: OptimizerFactory) -> Optimizer:
+        """The optimizer over the trainable parameters."""
+        return factory([(name, p) for name, p in self.module.named_parameters() if p.requires_grad])
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        """Within it, gradients stay on this process: more of the same window will follow."""
+        return nullcontext()
+
+    def backward(self, loss: Tensor) -> None:
+        """Adds the gradients of `loss`."""
+        self.precision.backward(loss)
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Updates the weights. False when the update was left out because of the loss scale."""
+        return self.precision.step(optimizer)
+
+    def clear(self, optimizer: Optimizer) -> None:
+        """Forgets the gradients."""
+        optimizer.zero_grad()
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients that are there, local shards where sharded."""
+        return [p.grad for p in self.module.parameters() if p.grad is not None]
+
+    def clip(self, max_norm: float | None) -> Tensor:
+        """Shrinks the gradients so that their norm over all parameters is at most `max_norm`.
+
+        Returns:
+            The norm before that, a scalar.
+        """
+        norm = torch.nn.utils.get_total_norm(self.gradients())
+        if max_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), max_norm, norm)
+        return norm
+
+    def sum(self, values: Tensor) -> Tensor:
+        """`values` added over all processes, in place."""
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        """A small plain value of every process, by rank."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Waits for all processes."""
+
+    def settle(self) -> None:
+        """Makes what every process keeps for itself (running statistics) the same everywhere."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and stored buffers by name; sharded ones are DTensors."""
+        return {name: value for name, value in self.module.state_dict().items() if isinstance(value, Tensor)}
+
+    def close(self) -> None:
+        """Leaves the other processes."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Plain settings, for trackers."""
+        return {"name": self.name, "world_size": self.world_size, "device": str(self.device)}
+
+
+def chosen(device: torch.device | str | None, local_rank: int) -> torch.device:
+    """The device that was asked for, else this process's accelerator, else the CPU."""
+    if device is not None:
+        return torch.device(device)
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        assert kind is not None
+        return torch.device(kind.type, local_rank % torch.accelerator.device_count())
+    return torch.device("cpu")

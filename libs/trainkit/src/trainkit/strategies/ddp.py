@@ -1,0 +1,130 @@
+"""Data parallel: every process has the whole module and a part of each batch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from trainkit.precision import Precision
+from trainkit.strategies.base import Strategy, TrainingStep, chosen
+
+
+class Distributed(Strategy):
+    """What all strategies of several processes share: how they meet, add and tell each other."""
+
+    _owns_group = False
+
+    def open(self, device: torch.device | str | None) -> None:
+        if not dist.is_initialized():
+            self.device = chosen(device, int(os.environ.get("LOCAL_RANK", "0")))
+            dist.init_process_group(backend=_backend(self.device))
+            self._owns_group = True
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
+        self.device = chosen(device, self.local_rank)
+        if self.device.type != "cpu":
+            torch.accelerator.set_device_index(self.device)
+
+    def sum(self, values: Tensor) -> Tensor:
+        dist.all_reduce(values)
+        return values
+
+    def gather(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+    def close(self) -> None:
+        if self._owns_group and dist.is_initialized():
+            dist.destroy_process_group()
+            self._owns_group = False
+
+
+class DDP(Distributed):
+    """torch's DistributedDataParallel.
+
+    Args:
+        find_unused: look for parameters that a step did not use. Needed when steps use different parts of the module.
+        bucket_mb: gradients are sent in pieces of this size.
+        communication_hook: `(state, hook)` for `DistributedDataParallel.register_comm_hook`, for instance to compress.
+    """
+
+    name: ClassVar[str] = "ddp"
+
+    def __init__(
+        self,
+        *,
+        find_unused: bool = False,
+        bucket_mb: float = 25,
+        communication_hook: tuple[object, Callable[..., Any]] | None = None,
+    ) -> None:
+        self._find_unused, self._bucket_mb, self._hook = find_unused, bucket_mb, communication_hook
+
+    def prepare(self, module: nn.Module, precision: Precision) -> None:
+        self.module, self.precision = module.to(self.device), precision
+        step = TrainingStep(self.module, precision)
+        self._step = _Settling(step)
+        self.evaluate = partial(step, evaluate=True)
+        self._replica = DistributedDataParallel(
+            self._step,
+            device_ids=[self.device.index] if self.device.type != "cpu" else None,
+            find_unused_parameters=self._find_unused,
+            bucket_cap_mb=self._bucket_mb,
+        )
+        if self._hook is not None:
+            self._replica.register_comm_hook(*self._hook)
+        self._settle_buckets()
+        self.forward = self._replica
+
+    def _settle_buckets(self) -> None:
+        """DDP cuts its buckets anew after the first backward pass, in the order in which gradients came, and the cut
+        decides in which order processes are added. We let it happen before training, in a fixed order, so that a run
+        that was started again adds as the first one did."""
+        if self._find_unused or self._hook is not None:
+            return
+        for _ in range(2):
+            self._replica(_Settling.PASS).backward()
+        self.module.zero_grad()
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        return self._replica.no_sync()
+
+    def settle(self) -> None:
+        # The next forward pass would do the same: the first process's statistics count.
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, 0)
+
+
+class _Settling(nn.Module):
+    """A training step that can also be asked for a pass through all parameters, the last one first."""
+
+    PASS: ClassVar[str] = "settle"
+
+    def __init__(self, step: TrainingStep) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, batch: Any) -> Any:
+        if batch is not _Settling.PASS:
+            return self.step(batch)
+        total: Any = 0.0
+        for parameter in self.parameters():
+            if parameter.requires_grad:
+                total = total + parameter.reshape(-1)[:1].sum() * 0
+        return total
+
+
+def _backend(device: torch.device) -> str:
+    """NCCL and the like for the device, gloo for what is on the host."""
+    return "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"

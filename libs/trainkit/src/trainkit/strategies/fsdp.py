@@ -1,0 +1,88 @@
+"""Fully sharded: every process keeps a part of each parameter, its gradient and its optimizer state (torch's FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, ClassVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from trainkit.precision import Precision
+from trainkit.strategies.base import TrainingStep
+from trainkit.strategies.ddp import Distributed
+
+
+class FSDP(Distributed):
+    """torch's `fully_shard` on every unit and on the whole.
+
+    Args:
+        units: classes of submodules that are gathered one at a time, usually the model's block. Default: the elements
+            of every `ModuleList` and `Sequential` that have parameters.
+        reshard_after_forward: give gathered parameters up between the forward and the backward pass. Default: torch's.
+        offload: keep shards on the host.
+    """
+
+    name: ClassVar[str] = "fsdp"
+    stores_window: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        units: Sequence[type[nn.Module]] = (),
+        reshard_after_forward: bool | None = None,
+        offload: bool = False,
+    ) -> None:
+        self._units, self._reshard, self._offload = tuple(units), reshard_after_forward, offload
+
+    def prepare(self, module: nn.Module, precision: Precision) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+
+        self.precision = precision
+        if not self._offload:
+            module.to(self.device)
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(self.device.type, (self.world_size,)),
+            "reshard_after_forward": self._reshard,
+            "offload_policy": CPUOffloadPolicy() if self._offload else OffloadPolicy(),
+        }
+        if precision.autocasts:
+            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=precision.dtype, reduce_dtype=torch.float32)
+        for unit in self._found(module):
+            fully_shard(unit, **options)
+        step = TrainingStep(module, precision)
+        self._root = cast(Any, fully_shard(step, **options))
+        self.module, self.forward = module, self._root
+        self.evaluate = partial(self._root, evaluate=True)
+
+    def _found(self, module: nn.Module) -> list[nn.Module]:
+        if self._units:
+            found = [unit for unit in module.modules() if isinstance(unit, self._units)]
+        else:
+            lists = [within for within in module.modules() if isinstance(within, (nn.ModuleList, nn.Sequential))]
+            found = [unit for within in lists for unit in within]
+        return [unit for unit in dict.fromkeys(found) if any(True for _ in unit.parameters())]
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        return self._unsynchronised()
+
+    @contextmanager
+    def _unsynchronised(self) -> Any:
+        self._root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            self._root.set_requires_gradient_sync(True)
+
+    def clip(self, max_norm: float | None) -> Tensor:
+        norm = super().clip(max_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def settle(self) -> None:
+        for buffer in self.module.buffers():
+            dist.broadcast(buffer, 0)

@@ -1,0 +1,137 @@
+"""`Trainer`: what a run is made of. `fit` runs it; `trainkit.loop.fit` is the loop itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from torch import nn
+from torch.nn import Parameter
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainkit.callbacks.base import Callback
+from trainkit.checkpoints.policy import Checkpoints
+from trainkit.durations import AnyDuration
+from trainkit.metrics.base import Metric
+from trainkit.trackers.base import Tracker
+
+if TYPE_CHECKING:
+    import torch
+
+    from trainkit.loop.fit import Fit
+    from trainkit.strategies.base import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """How long a run will be, for schedules that have to know. `epochs` and `updates` are rounded up."""
+
+    updates: int
+    epochs: int
+    updates_per_epoch: int
+
+
+OptimizerFactory: TypeAlias = Callable[[list[tuple[str, Parameter]]], Optimizer]
+"""Makes the optimizer from named parameters, for instance `partial(torch.optim.AdamW, lr=1e-3)`. Called once the module
+is where its strategy wants it, because sharding replaces parameters."""
+
+ScheduleFactory: TypeAlias = Callable[[Optimizer, Totals], LRScheduler]
+"""Makes the schedule, for instance `lambda optimizer, totals: CosineAnnealingLR(optimizer, totals.updates)`."""
+
+
+@dataclass(kw_only=True)
+class Trainer:
+    """All parts of a run.
+
+        trainer = Trainer(
+            module=Digits(),
+            optimizer=partial(torch.optim.AdamW, lr=1e-3),
+            train=Loader(images, batch_size=64),
+            evaluate=Loader(held_out, batch_size=256, shuffle=False),
+            max_duration="10ep",
+        )
+        trainer.fit()
+
+    Args:
+        module: has a `training_step(batch)`; see `trainkit.module`.
+        optimizer: makes the optimizer from named parameters.
+        train: a `Loader`, or any iterable of batches, gone through once per epoch.
+        max_duration: where training ends.
+        schedule: makes the learning-rate schedule.
+        schedule_per: how often the schedule steps.
+        evaluate: evaluation sets by name; a single one is called `val`.
+        evaluate_every: how often; None never, but see `evaluate_last`.
+        evaluate_first: also before the first step of a fresh run.
+        evaluate_last: also at the end, unless that was just done.
+        metrics: by the name under which `evaluation_step` returns their values; results are called `SET/NAME`.
+        strategy: `auto` (DDP when there are several processes, else single), `single`, `ddp`, `fsdp`, `deepspeed`, or
+            a `Strategy`.
+        precision: of the computation; weights stay in 32 bits.
+        accumulate: steps whose gradients make one update.
+        clip_norm: greatest norm of the gradient over all parameters; None does not clip.
+        callbacks: called in this order.
+        trackers: where numbers go.
+        log_every: how often the mean training loss (`train/loss`) goes to trackers; None never.
+        checkpoints: the policy; None makes none.
+        seed: of everything random.
+        device: None takes this process's accelerator, else the CPU.
+        compile: compiles the module's forward; a mapping gives `torch.compile`'s arguments.
+        recompute: classes of submodules whose activations are recomputed in the backward pass to save memory.
+        deterministic: refuses operations that are not repeatable bit for bit.
+        non_finite: `raise` looks at the mean loss whenever it is logged and before a checkpoint; `skip` looks at every
+            gradient and leaves out the update; `ignore` looks at nothing.
+        out_of_memory: `raise`, or `split` the batch in halves until it fits (needs batches that are tensors, sequences
+            or mappings of tensors along their first dimension).
+        check_sync_every: how often processes compare their weights; None never.
+        name: of the run, for trackers.
+        parameters: plain settings that trackers store with the run.
+    """
+
+    module: nn.Module
+    optimizer: OptimizerFactory
+    train: Iterable[Any]
+    max_duration: AnyDuration
+    schedule: ScheduleFactory | None = None
+    schedule_per: Literal["update", "epoch"] = "update"
+    evaluate: Mapping[str, Iterable[Any]] | Iterable[Any] | None = None
+    evaluate_every: AnyDuration | None = "1ep"
+    evaluate_first: bool = False
+    evaluate_last: bool = True
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    strategy: Strategy | str = "auto"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    accumulate: int = 1
+    clip_norm: float | None = None
+    callbacks: Sequence[Callback] = ()
+    trackers: Sequence[Tracker] = ()
+    log_every: AnyDuration | None = "10st"
+    checkpoints: Checkpoints | None = None
+    seed: int = 0
+    device: torch.device | str | None = None
+    compile: bool | Mapping[str, Any] = False
+    recompute: Sequence[type[nn.Module]] = ()
+    deterministic: bool = False
+    non_finite: Literal["raise", "skip", "ignore"] = "raise"
+    out_of_memory: Literal["raise", "split"] = "raise"
+    check_sync_every: AnyDuration | None = None
+    name: str = "run"
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def fit(self) -> Fit:
+        """Trains until `max_duration`, going on from a checkpoint when the policy says so.
+
+        Returns:
+            The finished `Fit`: its `state`, `module` and `results`.
+
+        Raises:
+            InvalidSetup: parts do not go together; nothing was trained.
+            Interrupted: SIGTERM asked for the end; a last checkpoint was written.
+            TrainkitError: see `trainkit.errors`.
+        """
+        from trainkit.loop.fit import Fit
+
+        fit = Fit(self)
+        fit.run()
+        return fit
