@@ -60,7 +60,7 @@ def _get(_: argparse.Namespace) -> int:
     if obstacle := system.obstacle():
         print(f"no cluster: {obstacle}", file=sys.stderr)
         return 0
-    for path in system.fetch_all():
+    for path in system.get(binaries.ALL):
         print(path)
     return 0
 

@@ -6,6 +6,8 @@ from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.cluster.images import BUSYBOX
 
 PATIENCE = "--timeout=240s"
+SERVE = "mkdir -p /tmp/www; echo from $HOSTNAME > /tmp/www/index.html; exec httpd -f -p 8080 -h /tmp/www"
+"""Answers on port 8080 with the name of the pod."""
 
 
 def pod(name: str, script: str, node: str = "", **spec: Any) -> dict[str, Any]:

@@ -75,7 +75,9 @@ coredns = Source(name="coredns", module="github.com/coredns/coredns", version="v
 helm = Source(name="helm", module="helm.sh/helm/v4", version="v4.3.1", programs={"helm": "cmd/helm"})
 kwok = Source(name="kwok", module="sigs.k8s.io/kwok", version="v0.8.0", programs={"kwok": "cmd/kwok"})
 
-SOURCES = (kubernetes, etcd, containerd, coredns, kwok, helm)
+CLUSTER = (kubernetes, etcd, containerd, coredns)
+"""What every cluster runs."""
+ALL = (*CLUSTER, kwok, helm)
 
 
 def _build(source: Source, folder: Path) -> None:

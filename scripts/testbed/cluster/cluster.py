@@ -87,7 +87,7 @@ class Cluster:
         """
         if obstacle := system.obstacle():
             raise fetch.Unavailable(obstacle)
-        system.fetch_all()
+        system.get((*binaries.CLUSTER, *([binaries.kwok] if fake_nodes else [])))
         with locks.changing(self.layout):
             self._begin(for_tests)
             network.lay(self.layout)

@@ -157,6 +157,8 @@ SystemdCgroup = false
             "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
             # There is no registry from which an image that was removed could come back.
             "imageGCHighThresholdPercent": 100,
+            # Else a node that starts says only after 10 s that it is ready.
+            "nodeStatusUpdateFrequency": "2s",
             "serializeImagePulls": False,
             "maxPods": 200,
         }

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from scripts.testbed import fetch
@@ -30,15 +31,20 @@ def obstacle() -> str:
     return ""
 
 
-def fetch_all() -> list[Path]:
-    """Gets everything that a cluster needs, as far as it is not there, and returns where it is.
+def get(sources: Iterable[binaries.Source]) -> list[Path]:
+    """Gets what a cluster stands on, as far as it is not there.
+
+    Args:
+        sources: of the programs that are wanted.
+
+    Returns:
+        The folders and files that this machine has for it.
 
     Raises:
         fetch.Unavailable: something cannot be had.
     """
     install()
-    folders = [source.folder() for source in binaries.SOURCES]
-    return [*folders, *images.built_in()]
+    return [*(source.folder() for source in sources), *images.built_in()]
 
 
 def install() -> None:
