@@ -46,7 +46,7 @@ def _shared(fit: Fit) -> dict[str, Any]:
         "optimizer": optimizers.read(fit.optimizer, fit.module),
         "schedule": fit.schedule.state_dict() if fit.schedule is not None else {},
         "precision": fit.strategy.precision.state_dict(),
-        "callbacks": {callback.name: callback.state_dict() for callback in fit.trainer.callbacks},
+        "callbacks": {each.name: state for each in fit.trainer.callbacks if (state := each.state_dict())},
         "results": fit.results,
         "train_loss": fit.train_loss,
         "stop_reason": fit.stop_reason,

@@ -1,0 +1,142 @@
+"""Processes for tests that have to kill them, or need several: forked from one that has imported torch already.
+
+Importing torch takes seconds of processor time. The server (this file as a program) does it once, and forks for each
+request as many processes as are asked for; a forked one starts within milliseconds and shares nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+PATIENCE_S = 240
+
+
+class Forks:
+    """Starts functions of a Python file in processes of their own."""
+
+    def __init__(self) -> None:
+        self._server = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+
+    def run(self, function: Any, folder: Path, *, processes: int = 1, **arguments: Any) -> list[int]:
+        """Runs `function(folder=..., **arguments)` in each process, which torch's environment variables tell apart.
+
+        Returns:
+            Their exit codes, as `subprocess` gives them: negative for a signal. Output is in `folder/rank-<n>.log`.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        request = {
+            "file": function.__code__.co_filename,
+            "function": function.__name__,
+            "arguments": {"folder": str(folder), **arguments},
+            "processes": processes,
+            "folder": str(folder),
+        }
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return list(json.loads(self._server.stdout.readline()))
+
+    def succeed(self, function: Any, folder: Path, *, processes: int = 1, **arguments: Any) -> None:
+        """Like `run`; every process has to end with 0."""
+        codes = self.run(function, folder, processes=processes, **arguments)
+        if any(codes):
+            logs = "\n".join(f"--- {log.name}\n{log.read_text()[-4000:]}" for log in sorted(folder.glob("rank-*.log")))
+            raise AssertionError(f"exit codes {codes}\n{logs}")
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.communicate()
+
+
+def serve() -> None:
+    import torch
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torchmetrics  # noqa: F401
+    import trainkit.checkpoints.saver
+    import trainkit.loop.fit  # noqa: F401
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        children = [_fork(request, rank) for rank in range(request["processes"])]
+        print(json.dumps(_codes(children)), flush=True)
+
+
+def _codes(children: list[int]) -> list[int]:
+    """Waits for all. When one fails, the others get a while to notice and are then killed, as torchrun does."""
+    codes: dict[int, int] = {}
+    signal.signal(signal.SIGALRM, lambda *_: [os.kill(pid, signal.SIGKILL) for pid in children if pid not in codes])
+    signal.alarm(PATIENCE_S)
+    while len(codes) < len(children):
+        pid, status = os.wait()
+        codes[pid] = os.waitstatus_to_exitcode(status)
+        if codes[pid] < 0:
+            signal.alarm(1)
+    signal.alarm(0)
+    return [codes[pid] for pid in children]
+
+
+def _fork(request: dict[str, Any], rank: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    log = os.open(Path(request["folder"]) / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    code = 1
+    try:
+        _child(request, rank)
+        code = 0
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _child(request: dict[str, Any], rank: int) -> None:
+    import torch.distributed as dist
+
+    processes = request["processes"]
+    if processes > 1:
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes))
+        # A store in a file needs no port, which another test could have taken. A new one for each life of a group.
+        store = dist.FileStore(str(Path(request["folder"]) / f"store-{os.getppid()}-{_life(request, rank)}"), processes)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
+    spec = importlib.util.spec_from_file_location("cases", request["file"])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["cases"] = module
+    spec.loader.exec_module(module)
+    getattr(module, request["function"])(**request["arguments"])
+    if processes > 1:
+        dist.destroy_process_group()
+
+
+def _life(request: dict[str, Any], rank: int) -> int:
+    marks = Path(request["folder"])
+    life = len(list(marks.glob(f"life-{rank}-*")))
+    (marks / f"life-{rank}-{life}").touch()
+    return life
+
+
+if __name__ == "__main__":
+    serve()
