@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ssl
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
+from servicekit.certificates import http_context
 from servicekit.health import Health
 from servicekit.server import Tls, require_tls_beyond_loopback
 
@@ -59,10 +59,7 @@ class Exposition:
             RuntimeError: the port is taken.
         """
         require_tls_beyond_loopback(host, port, tls)
-        context = None
-        if tls is not None:
-            context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-            context.load_cert_chain(tls.certificate, tls.key)
+        context = http_context(tls) if tls is not None else None
         try:
             self._server = await asyncio.start_server(self._serve, host, port, ssl=context, limit=_MAX_REQUEST_BYTES)
         except OSError as error:

@@ -7,8 +7,6 @@ import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,6 +14,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from trainyard.channel import OPTIONS, is_loopback
 
 from servicekit.auth import STRANGER, Authenticator, set_principal
+from servicekit.certificates import Tls as Tls
+from servicekit.certificates import grpc_credentials
 from servicekit.errors import Internal, ServiceError
 from servicekit.limits import CallLimiter
 
@@ -24,14 +24,6 @@ logger = logging.getLogger(__name__)
 _OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 # Who calls these has no token of the yard yet; they find out themselves who it is.
 _INTRODUCTIONS = frozenset({"/trainyard.v1.AgentService/Join"})
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """Certificate chain and private key of the server, PEM files."""
-
-    certificate: Path
-    key: Path
 
 
 class Calls:
@@ -202,5 +194,4 @@ def listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None
 def _bind(server: grpc.aio.Server, address: str, tls: Tls | None) -> int:
     if tls is None:
         return server.add_insecure_port(address)
-    credentials = grpc.ssl_server_credentials([(tls.key.read_bytes(), tls.certificate.read_bytes())])
-    return server.add_secure_port(address, credentials)
+    return server.add_secure_port(address, grpc_credentials(tls))

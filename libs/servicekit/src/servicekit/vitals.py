@@ -19,8 +19,7 @@ def watch_disk(registry: CollectorRegistry, folder: Path) -> None:
 class CertificateGauge:
     """When the certificates end that this process serves with.
 
-    Of the file as it was read at the start of a listener: a newer one counts once the service has it, so what is shown
-    is what clients see.
+    Read from its file whenever it is asked for, as whoever connects is shown the newest one.
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -38,7 +37,12 @@ class CertificateGauge:
             ValueError: the file holds no certificate.
             OSError: it cannot be read.
         """
-        from cryptography.x509 import load_pem_x509_certificates  # no matter of a yard on loopback
+        _first_end(certificate)
+        self._gauge.labels(listener).set_function(lambda: _first_end(certificate))
 
-        chain = load_pem_x509_certificates(certificate.read_bytes())
-        self._gauge.labels(listener).set(min(each.not_valid_after_utc for each in chain).timestamp())
+
+def _first_end(certificate: Path) -> float:
+    from cryptography.x509 import load_pem_x509_certificates  # no matter of a yard on loopback
+
+    chain = load_pem_x509_certificates(certificate.read_bytes())
+    return min(each.not_valid_after_utc for each in chain).timestamp()

@@ -1,4 +1,4 @@
-"""`python -m trainyard_setup install` before an installation or upgrade, `remove` after a removal, `check` in between."""
+"""`python -m trainyard_setup`: `install` before an installation or upgrade, `remove` after a removal, or `check`."""
 
 from __future__ import annotations
 
