@@ -13,7 +13,7 @@ from launcher_yard import running_yard
 from trainyard.spec import Metadata, Secret, SecretKeyReference, SecretSource, Spec, TrainingJob
 from trainyard_launcher.backend import Facts
 from trainyard_launcher.backends.process import cgroups, gpus, sweep
-from trainyard_launcher.backends.process.agents import environment, free_port
+from trainyard_launcher.backends.process.agents import environment
 from trainyard_launcher.backends.process.folders import AttemptFolder, AttemptRecord, NodeFolder, NodeRecord
 from trainyard_launcher.registration import launcher_id
 from trainyard_launcher.secrets import SecretUnavailable, resolve
@@ -71,11 +71,6 @@ def test_agents_inherit_nothing_of_an_attempt_the_yard_itself_runs_in(tmp_path: 
         "TRAINYARD_NODE": "1",
         "MALLOC_ARENA_MAX": "2",
     }
-
-
-def test_a_port_that_was_given_to_another_attempt_is_not_given_again() -> None:
-    first = free_port(())
-    assert free_port({first}) != first
 
 
 def test_gpus_are_taken_all_or_none() -> None:

@@ -17,6 +17,7 @@ from trainyard_launcher.ring import Ring
 
 COMPLETED = "Completed"
 STOPPED = "Stopped"
+_TAKEN_AWAY = frozenset({"NodeLost", "Evicted", "PodDeleted"})
 _REASON_OF_STOP = {"DeadlineExceeded": "DeadlineExceeded"}
 
 
@@ -144,12 +145,13 @@ class Attempt:
         """The exit of the first failing node; what all nodes have in common, when none failed."""
         verdict = common_pb2.Exit(reason=COMPLETED, exit_code=0, acknowledged=True)
         known = [node.exit for node in self.nodes if node.exit is not None]
-        if self.first_failure is not None:
-            first = self.nodes[self.first_failure].exit
+        decisive = self._decisive()
+        if decisive is not None:
+            first = self.nodes[decisive].exit
             assert first is not None
             verdict.CopyFrom(first)
             if not verdict.HasField("node"):
-                verdict.node = self.first_failure
+                verdict.node = decisive
         elif known:
             verdict.message = known[0].message
             verdict.resumed_from = known[0].resumed_from
@@ -158,6 +160,12 @@ class Attempt:
         del verdict.unstored[:]
         verdict.unstored.extend(text for exit in known for text in exit.unstored)
         return verdict
+
+    def _decisive(self) -> int | None:
+        """The node that explains the failure: one that was taken away, for its peers fail because of it and are often
+        heard first; else the one that failed first."""
+        taken = (node.index for node in self.nodes if node.exit is not None and node.exit.reason in _TAKEN_AWAY)
+        return next(taken, self.first_failure)
 
     def explained(self, exit: common_pb2.Exit, cause: common_pb2.Exit | None) -> common_pb2.Exit:
         """A record that says no more than that the node was told to stop, by nobody of ours: the backend knows why."""

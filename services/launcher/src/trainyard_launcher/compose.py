@@ -1,4 +1,4 @@
-"""How the launcher with the process backend is put together, alone or in the yard of one machine."""
+"""How the launcher and its backend are put together, alone or in the yard of one machine."""
 
 from __future__ import annotations
 
@@ -37,14 +37,12 @@ def compose(
         endpoint: `host:port` of the yard, for itself and its agents.
         ca_file: root certificate of that endpoint.
         tied_to: pid and start time of a process that nothing started here may outlive.
-        backend: where nodes run; processes of this machine, when there is none.
+        backend: where nodes run; as the settings say, when there is none.
         registry: where its numbers are shown.
 
     Raises:
         ValueError: a setting is wrong.
     """
-    from trainyard_launcher.backends.process import ProcessBackend
-
     changes: dict[str, object] = {"tied_to_pid": tied_to[0], "tied_to_start_time": tied_to[1]} if tied_to[0] else {}
     if ca_file is not None:
         changes["ca_file"] = str(ca_file)
@@ -55,7 +53,17 @@ def compose(
         endpoint=endpoint,
         token=token,
         tokens=tokens,
-        backend=backend or ProcessBackend(home, settings),
+        backend=backend or _backend(home, endpoint, settings),
         settings=settings,
         registry=registry,
     )
+
+
+def _backend(home: Path, endpoint: str, settings: Settings) -> Backend:
+    if settings.backend == "kubernetes":
+        from trainyard_launcher.backends.kubernetes import KubernetesBackend
+
+        return KubernetesBackend(endpoint, settings)
+    from trainyard_launcher.backends.process import ProcessBackend
+
+    return ProcessBackend(home, settings)

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainyard_launcher.backends.process.folders import NodeFolder
@@ -104,13 +103,3 @@ class Watch:
             self._pidfd = -1
         if self._child is not None and self._child.returncode is None:
             self._child.poll()
-
-
-def free_port(taken: Collection[int]) -> int:
-    """A TCP port of loopback that nobody listens on and that is not in `taken`."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port not in taken:
-            return port

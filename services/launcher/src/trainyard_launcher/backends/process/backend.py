@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 
 import psutil
 from servicekit.ids import now_ns
+from servicekit.ports import free_port
 from trainyard.home import boot_id
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
@@ -44,7 +45,6 @@ from trainyard_launcher.backends.process.agents import (
     SECRETS_VARIABLE,
     Watch,
     environment,
-    free_port,
     salvage,
     spawn,
 )

@@ -1,0 +1,53 @@
+"""What the backend remembers of an attempt. All of it can be found again in the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trainyard_protos.v1 import common_pb2
+
+from trainyard_launcher.backend import Facts, Launch
+from trainyard_launcher.backends.kubernetes.pods import Pod, Trouble
+
+
+@dataclass(slots=True)
+class Node:
+    """One node: its pod, as long as there is one."""
+
+    index: int
+    pod: Pod | None = None
+    ended: bool = False
+    asked: bool = False  # its end is our wish
+    verdict: common_pb2.Exit | None = None  # why we ended it
+    joined: str = ""  # uid of the pod whose agent has the plan
+    trouble: Trouble | None = None
+    troubled_since: float = 0.0
+
+    def note_trouble(self, trouble: Trouble | None, now: float) -> bool:
+        """Keeps what keeps it from running; whether that is news."""
+        known = self.trouble
+        self.trouble = trouble
+        if trouble is None or (known is not None and known.reason == trouble.reason):
+            return False
+        self.troubled_since = now
+        return True
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt: its Job and its nodes."""
+
+    facts: Facts
+    name: str  # of Job and Service
+    uid: str = ""  # of the Job; "" before it is made
+    launch: Launch | None = None  # until all agents have joined
+    nodes: list[Node] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)  # reasons that a remark was made of
+
+    def __post_init__(self) -> None:
+        self.nodes = self.nodes or [Node(index) for index in range(self.facts.nodes)]
+
+    @property
+    def over(self) -> bool:
+        """Whether all nodes have ended."""
+        return all(node.ended for node in self.nodes)

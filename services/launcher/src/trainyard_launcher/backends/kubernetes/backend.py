@@ -1,0 +1,280 @@
+"""The Kubernetes backend: an attempt is an Indexed Job, a node is its pod.
+
+What must be remembered is in the cluster (labels, and the facts as an annotation of the Job), so a launcher that was
+killed at any moment finds everything again. A node's life:
+
+    Job -> pod -> agent joins (its service-account token, reviewed) -> plan -> works -> termination message -> `NodeEnd`
+    the scheduler knows the end -> the Job is deleted, and with it pods and Service
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+
+from trainyard_protos.v1 import launcher_pb2, scheduler_pb2
+
+from trainyard_launcher.backend import (
+    Claim,
+    Found,
+    Joined,
+    JoinRefused,
+    Launch,
+    Observer,
+    Place,
+    Shell,
+    ShellRequest,
+    StartError,
+)
+from trainyard_launcher.backends.kubernetes import machines, manifests, names, pods, tokens
+from trainyard_launcher.backends.kubernetes.api import Api, ApiError, load_configuration
+from trainyard_launcher.backends.kubernetes.attempts import Attempt, Node
+from trainyard_launcher.backends.kubernetes.exec import PodShell
+from trainyard_launcher.backends.kubernetes.keeper import Keeper
+from trainyard_launcher.backends.kubernetes.merge import read_template
+from trainyard_launcher.background import Background
+from trainyard_launcher.scheduler import backoff
+from trainyard_launcher.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_LOG_LINES = 20
+_KILL_S = 1  # from SIGTERM to SIGKILL for what has to end at once; 0 would not wait for the kubelet's word
+
+
+class KubernetesBackend:
+    """Runs nodes as pods of one namespace. Lives on the loop's thread.
+
+    Args:
+        endpoint: host:port of the yard, unless the settings name another for pods.
+
+    Raises:
+        ValueError: there is no way to an API server, or the pod template cannot be read.
+    """
+
+    def __init__(self, endpoint: str, settings: Settings) -> None:
+        self._settings = settings
+        self._endpoint = settings.kubernetes_agent_endpoint or endpoint
+        self._template = read_template(settings.kubernetes_pod_template)
+        self._api = Api(load_configuration(settings), settings)
+        self._core = f"/api/v1/namespaces/{settings.kubernetes_namespace}"
+        self._batch = f"/apis/batch/v1/namespaces/{settings.kubernetes_namespace}"
+        self._background = Background()
+        self._keeper = Keeper(self._api, settings, self._background)
+
+    def machines(self) -> Sequence[scheduler_pb2.Machine]:
+        """The nodes of the cluster that take pods."""
+        return machines.offered(self._keeper.machines.objects.values(), self._settings)
+
+    # Finding what an earlier life left
+
+    async def open(self, observer: Observer) -> Sequence[Found]:
+        """Takes over the Jobs of this pool; waits for an API server that is away."""
+        await self._keeper.open(observer)
+        found = []
+        for job in list(self._keeper.jobs.objects.values()):
+            attempt = Attempt(job.facts, job.name, job.uid)
+            ends = self._keeper.take_over(attempt)
+            self._keeper.keep(attempt)
+            found.append(Found(job.facts, ends))
+            if job.facts.nodes > 1 and not attempt.over:
+                self._background.run(self._ensure_service(job.metadata), f"service of {job.name}")
+        for pod in list(self._keeper.pods.objects.values()):
+            if pod.attempt_id not in self._keeper.attempts:
+                self._background.run(self._keeper.delete_pod(pod.name), f"orphan {pod.name}")
+        return found
+
+    # Starting
+
+    async def start(self, launch: Launch) -> str:
+        """Makes the Job and its Service; an API server that is away is waited for."""
+        attempt = self._keeper.attempts.get(launch.facts.attempt_id)
+        if attempt is None:
+            attempt = Attempt(launch.facts, names.object_name(launch.facts))
+            self._keeper.keep(attempt)
+        attempt.launch = launch
+        body = manifests.job(launch, self._endpoint, self._settings, self._template)
+        try:
+            attempt.uid = await self._make_job(body)
+            if launch.facts.nodes > 1:
+                await self._ensure_service(body["metadata"] | {"uid": attempt.uid})
+        except StartError:
+            self._keeper.drop(launch.facts.attempt_id)
+            await self._delete_job(attempt.name)
+            raise
+        self._keeper.look(attempt)
+        return ""
+
+    async def _make_job(self, body: manifests.Object) -> str:
+        """The uid of the attempt's Job, made or found."""
+        path = f"{self._batch}/jobs"
+        try:
+            made = await self._patiently(path, body)
+        except ApiError as error:
+            if error.status != 409:
+                raise _refused(error) from error
+            made = await self._api.get(f"{path}/{body['metadata']['name']}")
+            if names.facts_of(made["metadata"]) != names.facts_of(body["metadata"]):
+                raise StartError(f"the namespace has another Job named {body['metadata']['name']}") from error
+        return str(made["metadata"]["uid"])
+
+    async def _ensure_service(self, job_metadata: manifests.Object) -> None:
+        try:
+            await self._patiently(f"{self._core}/services", manifests.service({"metadata": job_metadata}))
+        except ApiError as error:
+            if error.status != 409:
+                raise _refused(error) from error
+
+    async def _patiently(self, path: str, body: manifests.Object) -> manifests.Object:
+        """Creates an object; waits for an API server that is away, as long as an agent may take to join."""
+        give_up = asyncio.get_running_loop().time() + self._settings.connect_s
+        for pause_s in backoff():
+            try:
+                return await self._api.create(path, body)
+            except ApiError as error:
+                if not error.away or asyncio.get_running_loop().time() > give_up:
+                    raise
+                logger.info("not made yet", extra={"path": path, "code": error.status, "why": str(error)})
+            await asyncio.sleep(pause_s)
+        raise AssertionError("backoff never ends")
+
+    # Agents
+
+    async def join(self, attempt_id: str, node: int, credential: str, claim: Claim) -> Joined:
+        """The plan, for the pod that the token is bound to, if it is the node's pod."""
+        attempt = self._keeper.attempts.get(attempt_id)
+        if attempt is None:
+            raise JoinRefused(f"attempt {attempt_id} is not here")
+        try:
+            identity = await tokens.review(self._api, credential)
+            pod = await self._pod(identity)
+        except ApiError as error:
+            if error.status == 404:
+                raise JoinRefused("there is no such pod any more") from error
+            raise
+        _check(attempt, attempt.nodes[node], pod, identity)
+        if attempt.launch is None:
+            attempt.launch = await claim()
+        joined = self._complete(attempt.launch, attempt, node)
+        attempt.nodes[node].joined = identity.uid
+        if all(each.joined for each in attempt.nodes):
+            attempt.launch = None
+        return joined
+
+    async def _pod(self, identity: tokens.PodIdentity) -> pods.Pod | None:
+        if identity.namespace != self._settings.kubernetes_namespace:
+            return None
+        known = self._keeper.pods.objects.get(identity.name)
+        return known or pods.read(await self._api.get(f"{self._core}/pods/{identity.name}"))
+
+    def _complete(self, launch: Launch, attempt: Attempt, node: int) -> Joined:
+        plan = launcher_pb2.NodePlan()
+        plan.CopyFrom(launch.plans[node])
+        plan.gpus[:] = range(plan.gpus_per_worker * plan.workers_per_node)
+        plan.master_addr = manifests.master(attempt.name, plan.nodes)
+        plan.master_port = manifests.MASTER_PORT
+        plan.endpoint, plan.endpoint_file, plan.ca_file = self._endpoint, "", ""
+        plan.state_dir = manifests.STATE_FOLDER
+        plan.in_image = True
+        return Joined(plan, launch.secrets)
+
+    # Stopping
+
+    async def stop(self, attempt_id: str, node: int, *, kill: bool) -> None:
+        """Deletes the pod, with its grace period or at once; without a pod, the Job, so that none is made."""
+        attempt = self._keeper.attempts.get(attempt_id)
+        if attempt is None or attempt.nodes[node].ended:
+            return
+        wanted = attempt.nodes[node]
+        wanted.asked = True
+        if wanted.pod is None:
+            await self._delete_job(attempt.name)
+        else:
+            await self._keeper.delete_pod(wanted.pod.name, _KILL_S if kill else None)
+
+    # What users ask
+
+    async def logs(self, attempt_id: str, node: int) -> Sequence[str]:
+        """The end of the container's log, as far as it is still there."""
+        pod = self._node(attempt_id, node).pod
+        if pod is None:
+            return ()
+        try:
+            path = f"{self._core}/pods/{pod.name}/log"
+            text = await self._api.text(path, container=manifests.WORKER, tailLines=str(_LOG_LINES))
+        except ApiError:
+            return ()
+        return text.splitlines()[-_LOG_LINES:]
+
+    def place(self, attempt_id: str, node: int) -> Place:
+        """The machine of a node's pod, or what keeps it from having one."""
+        known = self._node(attempt_id, node)
+        trouble = known.trouble
+        return Place(
+            machine=known.pod.machine if known.pod else "",
+            reason=trouble.reason if trouble else "",
+            message=trouble.message if trouble else "",
+        )
+
+    async def shell(self, attempt_id: str, node: int, request: ShellRequest) -> Shell:
+        """A shell in the worker's container."""
+        pod = self._node(attempt_id, node).pod
+        if pod is None:
+            raise StartError(f"node {node} has no pod now")
+        return await PodShell.open(self._api, f"{self._core}/pods/{pod.name}", request)
+
+    def _node(self, attempt_id: str, node: int) -> Node:
+        attempt = self._keeper.attempts.get(attempt_id)
+        return attempt.nodes[node] if attempt else Node(node)
+
+    # Afterwards
+
+    async def settle(self, attempt_id: str) -> None:
+        """Removes Job, pods and Service."""
+        attempt = self._keeper.drop(attempt_id)
+        if attempt is not None:
+            self._background.run(self._delete_job(attempt.name), f"remove {attempt.name}")
+
+    async def _delete_job(self, name: str) -> None:
+        """Until the API server has heard; pods and Service go with it."""
+        for pause_s in backoff():
+            try:
+                return await self._api.delete(f"{self._batch}/jobs/{name}", propagationPolicy="Background")
+            except ApiError as error:
+                if not error.away:
+                    logger.error("job not deleted", extra={"name": name, "why": str(error)})
+                    return None
+            await asyncio.sleep(pause_s)
+        raise AssertionError("backoff never ends")
+
+    async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
+        """Nothing is kept of attempts that are over."""
+        return {}
+
+    async def close(self) -> None:
+        """Stops watching."""
+        await self._background.close()
+        await self._api.close()
+
+
+def _check(attempt: Attempt, node: Node, pod: pods.Pod | None, identity: tokens.PodIdentity) -> None:
+    """Raises JoinRefused unless the pod is the one that Kubernetes made for this node of this attempt's Job."""
+    if pod is None or pod.uid != identity.uid:
+        raise JoinRefused("the token's pod is not one of this yard")
+    if (pod.attempt_id, pod.node, pod.owner) != (attempt.facts.attempt_id, node.index, attempt.uid):
+        raise JoinRefused(f"pod {identity.name} is not node {node.index} of attempt {attempt.facts.attempt_id}")
+    if pod.over or node.ended:
+        raise JoinRefused(f"node {node.index} is over")
+    if node.joined and node.joined != identity.uid:
+        raise JoinRefused(f"another pod is node {node.index} already")
+
+
+def _refused(error: ApiError) -> StartError:
+    if error.status in (401, 403):
+        return StartError(
+            f"the cluster refuses the job: {error}; raise the quota, or ask who runs the cluster", "PodsRefused"
+        )
+    if error.away:
+        return StartError(f"the cluster was away for too long: {error}")
+    return StartError(f"the cluster does not take the job: {error}; check spec.kubernetes")

@@ -1,0 +1,237 @@
+"""Keeps the attempts, and tells what became of their pods.
+
+    watches (pods, Jobs, nodes, warnings) -> what changed -> the node it is about -> an end, a remark, or nothing
+    once a second, from memory            -> machines that are lost, images that will not come
+
+Every node ends once, by the first of: its pod is over; its pod is gone; its Job is gone or done before it had a pod;
+its machine is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+
+from trainyard_protos.v1 import common_pb2
+
+from trainyard_launcher.backend import NodeEnd, Observer
+from trainyard_launcher.backends.kubernetes import jobs, losses, machines, names, pods
+from trainyard_launcher.backends.kubernetes.api import Api, ApiError
+from trainyard_launcher.backends.kubernetes.attempts import Attempt, Node
+from trainyard_launcher.backends.kubernetes.watch import Mirror
+from trainyard_launcher.background import Background
+from trainyard_launcher.scheduler import backoff
+from trainyard_launcher.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_JUDGE_S = 1.0
+
+
+class Keeper:
+    """Lives on the loop's thread."""
+
+    def __init__(self, api: Api, settings: Settings, background: Background) -> None:
+        self._api, self._settings, self._background = api, settings, background
+        self._core = f"/api/v1/namespaces/{settings.kubernetes_namespace}"
+        self._batch = f"/apis/batch/v1/namespaces/{settings.kubernetes_namespace}"
+        ours = names.selector(settings.pool)
+        self.attempts: dict[str, Attempt] = {}
+        self._by_name: dict[str, Attempt] = {}
+        self.pods = Mirror(api, f"{self._core}/pods", pods.read, self._pod_changed, labelSelector=ours)
+        self.jobs = Mirror(api, f"{self._batch}/jobs", jobs.read, self._job_changed, labelSelector=ours)
+        self.machines = Mirror(api, "/api/v1/nodes", machines.read, lambda *_: None)
+        self._warnings = Mirror(
+            api, f"{self._core}/events", jobs.read_warning, self._warned, fieldSelector="type=Warning"
+        )
+        self._observer: Observer
+
+    async def open(self, observer: Observer) -> None:
+        """Returns when all that is there is known."""
+        self._observer = observer
+        mirrors: tuple[Mirror[object], ...] = (self.pods, self.jobs, self.machines, self._warnings)  # type: ignore[assignment]
+        for mirror in mirrors:
+            self._background.run(mirror.run(), "watch")
+        await asyncio.gather(*(mirror.synced.wait() for mirror in mirrors))
+        self._background.run(self._judge(), "judge")
+
+    def keep(self, attempt: Attempt) -> None:
+        """From now on this attempt's pods are looked after."""
+        self.attempts[attempt.facts.attempt_id] = attempt
+        self._by_name[attempt.name] = attempt
+
+    def drop(self, attempt_id: str) -> Attempt | None:
+        """They are not any more."""
+        attempt = self.attempts.pop(attempt_id, None)
+        if attempt is not None:
+            self._by_name.pop(attempt.name, None)
+        return attempt
+
+    def pods_of(self, attempt_id: str) -> list[pods.Pod]:
+        """The attempt's pods as they are known now."""
+        return [pod for pod in self.pods.objects.values() if pod.attempt_id == attempt_id]
+
+    # Ends
+
+    def take_over(self, attempt: Attempt) -> list[NodeEnd]:
+        """Looks at the pods of an attempt that was not kept so far; the ends among them."""
+        ends = []
+        for pod in self.pods_of(attempt.facts.attempt_id):
+            if pod.node < len(attempt.nodes):
+                attempt.nodes[pod.node].pod = pod
+        job = self.jobs.objects.get(attempt.name)
+        for node in attempt.nodes:
+            if (node.pod.over if node.pod else job is None or job.finished) and not node.ended:
+                node.ended = True
+                ends.append(_end(attempt, node, None if node.pod else pods.deleted()))
+        return ends
+
+    def look(self, attempt: Attempt) -> None:
+        """Delivers the ends of an attempt that was started before; nothing for one whose Job is new."""
+        if attempt.name in self.jobs.objects:
+            for end in self.take_over(attempt):
+                self._observer.ended(end)
+
+    def finish(self, attempt: Attempt, node: Node, cause: common_pb2.Exit | None = None) -> None:
+        """A node is over."""
+        if not node.ended:
+            node.ended = True
+            self._observer.ended(_end(attempt, node, cause))
+
+    def _pod_changed(self, name: str, before: pods.Pod | None, after: pods.Pod | None) -> None:
+        pod = after or before
+        attempt = self.attempts.get(pod.attempt_id) if pod else None
+        if pod is None or attempt is None or pod.node >= len(attempt.nodes):
+            return
+        node = attempt.nodes[pod.node]
+        if pod.deleting and not (node.pod and node.pod.deleting):
+            # Kubernetes itself takes the other pods away when one has failed: that is no news of its own.
+            node.asked = node.asked or any(_is_over(each) for each in attempt.nodes if each is not node)
+        node.pod = pod
+        if after is None or pod.over:
+            gone = pods.deleted() if after is None and not pod.over and not node.asked else None
+            self.finish(attempt, node, gone)
+        elif not node.ended:
+            self._troubled(attempt, node, pod.trouble)
+
+    def _job_changed(self, name: str, before: jobs.JobState | None, after: jobs.JobState | None) -> None:
+        attempt = self._by_name.get(name)
+        if attempt is not None and (after is None or after.finished):
+            self._background.run(self._account(attempt, gone=after is None), f"pods of {name}")
+
+    async def _account(self, attempt: Attempt, *, gone: bool) -> None:
+        """A Job is done, or gone: nodes that have no pod now will never have one, and pods it left behind must end."""
+        selector = f"{names.ATTEMPT_ID}={attempt.facts.attempt_id}"
+        for pause_s in backoff():
+            try:
+                found = (await self._api.get(f"{self._core}/pods", labelSelector=selector))["items"]
+                break
+            except ApiError as error:
+                logger.info("pods not listed", extra={"attempt": attempt.facts.attempt_id, "why": str(error)})
+            await asyncio.sleep(pause_s)
+        alive = {pod.node: pod for pod in map(pods.read, found) if pod is not None}
+        for node in attempt.nodes:
+            if node.pod is None and node.index not in alive:
+                self.finish(attempt, node, None if node.asked else pods.deleted())
+            elif gone and node.index in alive and not alive[node.index].deleting:
+                await self.delete_pod(alive[node.index].name)
+
+    async def delete_pod(self, name: str, grace_s: int | None = None) -> None:
+        """Asks for a pod's end, until the API server has heard; with its own grace period unless told otherwise."""
+        options = {} if grace_s is None else {"gracePeriodSeconds": grace_s}
+        for pause_s in backoff():
+            try:
+                return await self._api.delete(f"{self._core}/pods/{name}", **options)
+            except ApiError as error:
+                if not error.away:
+                    logger.error("pod not deleted", extra={"pod": name, "why": str(error)})
+                    return None
+            await asyncio.sleep(pause_s)
+        raise AssertionError("backoff never ends")
+
+    # What keeps nodes from running
+
+    def _troubled(self, attempt: Attempt, node: Node, trouble: pods.Trouble | None) -> None:
+        if node.note_trouble(trouble, time.monotonic()) and trouble is not None and trouble.reason not in attempt.told:
+            attempt.told.add(trouble.reason)
+            self._observer.remark(attempt.facts.attempt_id, trouble.reason, trouble.message)
+
+    def _warned(self, name: str, before: jobs.Warned | None, after: jobs.Warned | None) -> None:
+        if after is None:
+            return
+        if after.kind == "Pod":
+            pod = self.pods.objects.get(after.name)
+            attempt = self.attempts.get(pod.attempt_id) if pod else None
+            affected = [attempt.nodes[pod.node]] if pod and attempt and pod.node < len(attempt.nodes) else []
+        else:
+            attempt = self._by_name.get(after.name)
+            affected = [node for node in attempt.nodes if node.pod is None] if attempt else []
+        for node in affected:
+            if attempt is not None and not node.ended:
+                self._troubled(attempt, node, after.trouble)
+
+    # What nobody tells
+
+    async def _judge(self) -> None:
+        while True:
+            await asyncio.sleep(_JUDGE_S)
+            self._judge_images(time.monotonic())
+            self._judge_machines()
+
+    def _judge_images(self, now: float) -> None:
+        for _, node in self._alive():
+            trouble = node.trouble
+            if trouble is None or trouble.reason != "ImageUnavailable" or node.verdict or node.pod is None:
+                continue
+            if trouble.hopeless or now - node.troubled_since > self._settings.kubernetes_image_patience_s:
+                node.verdict = common_pb2.Exit(reason=trouble.reason, message=trouble.message)
+                self._background.run(self.delete_pod(node.pod.name), f"give up {node.pod.name}")
+
+    def _judge_machines(self) -> None:
+        ready = {name: machine.ready for name, machine in self.machines.objects.items()}
+        if all(ready.values()) and not self._on_vanished(ready):
+            return
+        silent: dict[str, list[float]] = {}
+        for attempt, node in self._alive():
+            if node.pod is not None and node.pod.machine:
+                silence_s = self._observer.silent_s(attempt.facts.attempt_id, node.index)
+                silent.setdefault(node.pod.machine, []).append(silence_s)
+        gone = losses.lost(ready, silent, self._settings.kubernetes_lost_silence_s)
+        for attempt, node in list(self._alive()):
+            if node.pod is not None and node.pod.machine in gone:
+                self._lose(attempt, node, node.pod)
+
+    def _on_vanished(self, ready: dict[str, bool]) -> bool:
+        return any(node.pod and node.pod.machine and node.pod.machine not in ready for _, node in self._alive())
+
+    def _lose(self, attempt: Attempt, node: Node, pod: pods.Pod) -> None:
+        logger.warning("machine lost", extra={"attempt": attempt.facts.attempt_id, "machine": pod.machine})
+        node.verdict = pods.lost(pod.machine)
+        self._background.run(self.delete_pod(pod.name, 0), f"force-delete {pod.name}")
+        self.finish(attempt, node)
+
+    def _alive(self) -> Iterator[tuple[Attempt, Node]]:
+        for attempt in self.attempts.values():
+            for node in attempt.nodes:
+                if not node.ended:
+                    yield attempt, node
+
+
+def _is_over(node: Node) -> bool:
+    return node.ended or (node.pod is not None and node.pod.over)
+
+
+def _end(attempt: Attempt, node: Node, cause: common_pb2.Exit | None) -> NodeEnd:
+    pod = node.pod
+    known = node.verdict or cause or (pod.cause if pod else None)
+    if known is not None and known.reason == "PodDeleted" and node.asked:
+        known = None
+    return NodeEnd(
+        attempt.facts.attempt_id,
+        node.index,
+        pod.record if pod and node.verdict is None else None,
+        out_of_memory=pod.out_of_memory if pod else False,
+        cause=known,
+    )

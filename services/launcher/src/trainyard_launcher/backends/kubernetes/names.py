@@ -1,0 +1,65 @@
+"""Labels, annotations and names of what the launcher makes in a cluster: by them it is found again."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict
+from typing import Any
+
+from trainyard_launcher.backend import Facts
+
+PREFIX = "trainyard.dev"
+MANAGED_BY = "app.kubernetes.io/managed-by"
+OURS = "trainyard"
+JOB, JOB_ID, ATTEMPT_ID = f"{PREFIX}/job", f"{PREFIX}/job-id", f"{PREFIX}/attempt-id"
+FENCE, WORKSPACE, POOL = f"{PREFIX}/fence", f"{PREFIX}/workspace", f"{PREFIX}/pool"
+FACTS = f"{PREFIX}/facts"
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+_NAME_MOST = 40  # a pod's host name, `<name>-<12 of the attempt>-<index>`, has at most 63 characters
+_LABEL_MOST = 63
+
+
+def object_name(facts: Facts) -> str:
+    """Name of an attempt's Job and Service: the job's, so that people know it, and enough of the attempt's id."""
+    readable = re.sub(r"[^a-z0-9-]+", "-", facts.job_name.lower())[:_NAME_MOST].strip("-") or "job"
+    # A Service's name begins with a letter.
+    readable = readable if readable[0].isalpha() else f"j{readable}"[:_NAME_MOST]
+    return f"{readable}-{facts.attempt_id.replace('-', '')[-12:]}"
+
+
+def labels(facts: Facts, pool: str) -> dict[str, str]:
+    """What an attempt's objects are found by."""
+    return {
+        MANAGED_BY: OURS,
+        JOB: label_value(facts.job_name),
+        JOB_ID: facts.job_id,
+        ATTEMPT_ID: facts.attempt_id,
+        FENCE: str(facts.fence),
+        WORKSPACE: label_value(facts.workspace),
+        POOL: label_value(pool),
+    }
+
+
+def selector(pool: str) -> str:
+    """Selects everything that the launcher of a pool has made."""
+    return f"{MANAGED_BY}={OURS},{POOL}={label_value(pool)}"
+
+
+def label_value(text: str) -> str:
+    """The text as a label's value, as far as it may be one."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", text)[:_LABEL_MOST].strip("-_.")
+
+
+def facts_to(facts: Facts) -> str:
+    """Facts as an annotation."""
+    return json.dumps(asdict(facts))
+
+
+def facts_of(metadata: dict[str, Any]) -> Facts | None:
+    """The facts in an object's annotations; None when they are not what `facts_to` wrote."""
+    try:
+        return Facts(**json.loads(metadata["annotations"][FACTS]))
+    except (KeyError, TypeError, ValueError):
+        return None

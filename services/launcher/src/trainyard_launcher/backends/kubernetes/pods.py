@@ -1,0 +1,229 @@
+"""What a pod's status means: whether it is over and why, or what keeps it from running, each with what to do next.
+
+Pure: from the JSON of a pod to a few words. The words are those of `Exit.reason`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf import json_format
+from trainyard_protos.v1 import common_pb2
+
+from trainyard_launcher.backends.kubernetes import names
+from trainyard_launcher.backends.kubernetes.manifests import WORKER
+
+Object = Mapping[str, Any]
+
+_IMAGE_REASONS = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+        "ImageInspectError",
+    }
+)
+_HOPELESS_IMAGES = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+_EVICTIONS = {
+    "PreemptionByScheduler": "more important pods needed its place",
+    "DeletionByTaintManager": "its node was tainted, for instance because it is not ready",
+    "EvictionByEvictionAPI": "its node is drained, or somebody evicted it",
+    "DeletionByPodGC": "its node is gone",
+    "TerminationByKubelet": "its node ran out of memory or disk, or is shut down",
+}
+_MESSAGE_MOST = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What keeps a pod from running. A hopeless one does not get better by itself."""
+
+    reason: str
+    message: str
+    hopeless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """What is kept of a pod."""
+
+    name: str
+    uid: str
+    attempt_id: str
+    node: int
+    owner: str  # uid of its Job
+    machine: str
+    over: bool  # nothing of it runs, and nothing will
+    deleting: bool
+    trouble: Trouble | None
+    record: common_pb2.Exit | None
+    cause: common_pb2.Exit | None
+    out_of_memory: bool
+
+
+def read(pod: Object) -> Pod | None:
+    """What is kept of a pod; None when it is no node of an attempt."""
+    metadata, status = pod["metadata"], pod.get("status", {})
+    labels = metadata.get("labels", {})
+    try:
+        attempt_id, node = str(labels[names.ATTEMPT_ID]), int(labels[names.INDEX])
+    except (KeyError, ValueError):
+        return None
+    owners = [str(each["uid"]) for each in metadata.get("ownerReferences", ()) if each.get("controller")]
+    end = _terminated(status, WORKER)
+    return Pod(
+        name=str(metadata["name"]),
+        uid=str(metadata["uid"]),
+        attempt_id=attempt_id,
+        node=node,
+        owner=owners[0] if owners else "",
+        machine=str(pod.get("spec", {}).get("nodeName", "")),
+        over=status.get("phase") in ("Succeeded", "Failed"),
+        deleting="deletionTimestamp" in metadata,
+        trouble=_trouble(status) if status.get("phase") == "Pending" else None,
+        record=exit_record(str(end.get("message", ""))),
+        cause=_cause(metadata, status, end),
+        out_of_memory=end.get("reason") == "OOMKilled",
+    )
+
+
+def exit_record(text: str) -> common_pb2.Exit | None:
+    """The record an agent left as its termination message; None when it left none."""
+    try:
+        return json_format.ParseDict(json.loads(text), common_pb2.Exit(), ignore_unknown_fields=True)
+    except (ValueError, TypeError, AttributeError, json_format.ParseError):
+        return None
+
+
+def deleted() -> common_pb2.Exit:
+    """Why a node ended whose pod somebody took away."""
+    return common_pb2.Exit(
+        reason="PodDeleted",
+        message="somebody deleted its pod or its Job; to end a job for good use: yard cancel, or kubectl delete "
+        "trainingjob",
+    )
+
+
+def lost(machine: str) -> common_pb2.Exit:
+    """Why a node ended whose machine is gone."""
+    return common_pb2.Exit(
+        reason="NodeLost",
+        message=f"machine {machine} is not ready and its agents are silent; see: kubectl describe node {machine}",
+    )
+
+
+def create_trouble(message: str) -> Trouble:
+    """The Job controller may not make pods."""
+    return Trouble(
+        "PodsRefused",
+        f"the cluster refuses its pods: {_short(message)}; raise the quota, or change what the job asks for",
+    )
+
+
+def mount_trouble(message: str) -> Trouble:
+    """A volume cannot be mounted."""
+    return Trouble("VolumeUnavailable", f"{_short(message)}; check spec.kubernetes.volumes and what it names")
+
+
+def _trouble(status: Object) -> Trouble | None:
+    for condition in status.get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return Trouble(
+                "Unschedulable",
+                f"no node takes its pod: {_short(condition.get('message', ''))}; it waits until one does: ask for "
+                "less, or change spec.kubernetes.nodeSelector and tolerations",
+            )
+    for container in _containers(status):
+        waiting = container.get("state", {}).get("waiting", {})
+        found = _waiting_trouble(container, str(waiting.get("reason", "")), str(waiting.get("message", "")))
+        if found is not None:
+            return found
+    return None
+
+
+def _waiting_trouble(container: Object, reason: str, message: str) -> Trouble | None:
+    if reason in _IMAGE_REASONS:
+        return Trouble(
+            "ImageUnavailable",
+            f"image {container.get('image', '')} cannot be had: {reason}: {_short(message)}; check spec.image, "
+            "spec.kubernetes.pullPolicy and pullSecrets",
+            hopeless=reason in _HOPELESS_IMAGES,
+        )
+    if reason == "CreateContainerConfigError":
+        return Trouble(
+            "VolumeUnavailable",
+            f"{_short(message)}; check the Secrets and ConfigMaps that spec.secrets and spec.kubernetes.volumes name",
+        )
+    if reason in ("CreateContainerError", "RunContainerError"):
+        return Trouble("StartFailed", f"the container cannot be made: {_short(message)}")
+    return None
+
+
+def _cause(metadata: Object, status: Object, end: Object) -> common_pb2.Exit | None:
+    """Why it ended or is about to, as far as the cluster says."""
+    eviction = next((each for each in status.get("conditions", ()) if _is_disruption(each)), None)
+    if status.get("reason") == "Evicted" or eviction is not None:
+        return _evicted(status, eviction or {})
+    if end.get("reason") == "OOMKilled":
+        return common_pb2.Exit(
+            reason="OutOfMemory", message="the node used more memory than its limit: raise spec.resources.memory"
+        )
+    if "deletionTimestamp" in metadata:
+        return deleted()
+    if (failed := _failed_start(status, end)) is not None:
+        return failed
+    if status.get("phase") == "Failed" and not end and status.get("reason"):
+        # The node's kubelet did not admit it: OutOfcpu, NodeAffinity, UnexpectedAdmissionError, ...
+        return common_pb2.Exit(
+            reason="Evicted", message=f"its node refused it: {status['reason']}: {_short(status.get('message', ''))}"
+        )
+    return None
+
+
+def _is_disruption(condition: Object) -> bool:
+    return bool(condition["type"] == "DisruptionTarget" and condition["status"] == "True")
+
+
+def _evicted(status: Object, condition: Object) -> common_pb2.Exit:
+    why = _EVICTIONS.get(str(condition.get("reason", "")), "the cluster needed its place")
+    message = _short(status.get("message", "") or condition.get("message", ""))
+    return common_pb2.Exit(reason="Evicted", message=f"its pod was evicted: {why}{f': {message}' if message else ''}")
+
+
+def _failed_start(status: Object, end: Object) -> common_pb2.Exit | None:
+    """A container that could not run at all, or the one that brings the agent."""
+    agent = _terminated(status, "agent")
+    if agent.get("exitCode", 0):
+        message = _short(agent.get("message", "") or agent.get("reason", ""))
+        return common_pb2.Exit(
+            reason="StartFailed",
+            message=f"the agent was not copied into the pod (exit code {agent['exitCode']}): {message}",
+        )
+    if end.get("reason") in ("StartError", "ContainerCannotRun", "ContainerStatusUnknown"):
+        return common_pb2.Exit(
+            reason="StartFailed", message=f"the container did not start: {_short(end.get('message', ''))}"
+        )
+    return None
+
+
+def _containers(status: Object) -> Iterator[Object]:
+    yield from status.get("initContainerStatuses", ())
+    yield from status.get("containerStatuses", ())
+
+
+def _terminated(status: Object, container: str) -> Object:
+    for each in _containers(status):
+        if each["name"] == container:
+            found: Object = each.get("state", {}).get("terminated", {})
+            return found
+    return {}
+
+
+def _short(text: object) -> str:
+    return " ".join(str(text).split())[:_MESSAGE_MOST].rstrip(".")

@@ -1,0 +1,47 @@
+"""Who a pod is: its service-account token, reviewed by the API server for our audience alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainyard_launcher.backend import JoinRefused
+from trainyard_launcher.backends.kubernetes.api import Api
+from trainyard_launcher.backends.kubernetes.manifests import AUDIENCE
+
+_POD_NAME = "authentication.kubernetes.io/pod-name"
+_POD_UID = "authentication.kubernetes.io/pod-uid"
+
+
+@dataclass(frozen=True, slots=True)
+class PodIdentity:
+    """The pod a token was made for."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+async def review(api: Api, token: str) -> PodIdentity:
+    """The pod that a token belongs to.
+
+    Raises:
+        JoinRefused: it is no token of a pod, not for this audience, or not valid any more.
+        ApiError: the API server could not say.
+    """
+    answer = await api.create(
+        "/apis/authentication.k8s.io/v1/tokenreviews",
+        {
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenReview",
+            "spec": {"token": token, "audiences": [AUDIENCE]},
+        },
+    )
+    status = answer.get("status", {})
+    if not status.get("authenticated") or AUDIENCE not in status.get("audiences", ()):
+        raise JoinRefused(f"the cluster does not know this token: {status.get('error', 'not authenticated')}")
+    user = status["user"]
+    extra = user.get("extra", {})
+    parts = str(user.get("username", "")).split(":")
+    if len(parts) != 4 or not extra.get(_POD_NAME) or not extra.get(_POD_UID):
+        raise JoinRefused("this token is not bound to a pod")
+    return PodIdentity(parts[2], str(extra[_POD_NAME][0]), str(extra[_POD_UID][0]))
