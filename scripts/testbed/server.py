@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import random
 import signal
 import socket
 import subprocess
@@ -19,24 +18,13 @@ from pathlib import Path
 
 import psutil
 
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
+from scripts.testbed.patience import PATIENCE_S
+from scripts.testbed.ports import free_port
+
+STOP_TIMEOUT_S = 60.0  # then it is killed
 _LOOK_S = 0.02
-_PORTS = range(20_000, 32_000)  # below those the kernel gives to outgoing connections
 # To the kernel a process's parent is the thread that made it: this one lives as long as the process.
 _spawner = ThreadPoolExecutor(1, thread_name_prefix="spawner")
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens, and that no outgoing connection takes either."""
-    for port in random.sample(_PORTS, 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError(f"no free port among 100 of {_PORTS}")
 
 
 def accepts(port: int) -> bool:
@@ -134,13 +122,13 @@ class Server(ABC):
         Raises:
             RuntimeError: as for `start`.
         """
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while not (ready or self.ready)():
             if not self.alive:
                 raise RuntimeError(f"{self.name} ended with {self._code()}:\n{self.tail()}")
             if time.monotonic() > deadline:
                 self.kill()
-                raise RuntimeError(f"{self.name} does not serve after {START_TIMEOUT_S} s:\n{self.tail()}")
+                raise RuntimeError(f"{self.name} does not serve after {PATIENCE_S} s:\n{self.tail()}")
             time.sleep(_LOOK_S)
 
     def stop(self) -> None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from servicekit.auth import AttemptTokens, bearer_token
 from trainyard.home import YARD_FILE, YardFile, write_endpoint
 
+from scripts.testbed.ports import free_port
 from scripts.testbed.proxy import ROUTES, Nginx
-from scripts.testbed.server import Server, free_port
+from scripts.testbed.server import Server
 from scripts.testbed.storage import Bucket
 
 SERVICES = tuple(ROUTES)

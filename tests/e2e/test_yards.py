@@ -11,6 +11,7 @@ import pytest
 from trainyard.home import read_endpoint
 from trainyard_protos.v1 import scheduler_pb2
 
+from scripts.testbed.ports import free_port
 from tests.conftest import wait_until
 from tests.jobs import WAIT_S, document, output, python, running
 
@@ -105,9 +106,7 @@ def test_a_yard_in_the_foreground_ends_with_its_terminal(home):
 
 
 def test_prometheus_can_read_a_yard_with_its_token(home):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     assert home.run("up", "--metrics-port", str(port)).returncode == 0
     with home.client() as client:
         client.submit(document(["true"])).wait(WAIT_S)

@@ -8,7 +8,8 @@ import psycopg
 import pytest
 import redis
 
-from scripts.testbed.server import Server, free_port
+from scripts.testbed.ports import free_port
+from scripts.testbed.server import Server
 from tests.conftest import wait_until
 
 
@@ -71,3 +72,16 @@ time.sleep(600)
         server = psutil.Process(int(process.stdout.readline()))
         process.kill()
     wait_until(lambda: not server.is_running() or server.status() == psutil.STATUS_ZOMBIE, "the end of the server")
+
+
+def test_no_two_processes_take_a_port_from_the_same_block():
+    code = "from scripts.testbed.ports import free_port; print(*{free_port() for _ in range(50)}, flush=True); input()"
+    command = [sys.executable, "-c", code]
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as one,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as two,
+    ):
+        taken = [{int(port) // 100 for port in each.stdout.readline().split()} for each in (one, two)]
+        for each in (one, two):
+            each.communicate("\n")
+    assert len(taken[0]) == len(taken[1]) == 1 and taken[0] != taken[1]

@@ -4,7 +4,6 @@ import asyncio
 import json
 import random
 import signal
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +20,7 @@ from trainyard_protos.v1 import common_pb2 as c
 from trainyard_protos.v1 import scheduler_pb2 as s
 from trainyard_protos.v1 import scheduler_pb2_grpc
 
+from scripts.testbed.ports import free_port
 from services.scheduler.tests import killable
 from services.scheduler.tests.yard import COMPLETED, ENDS, LAUNCHER, document, exit_of
 
@@ -40,9 +40,7 @@ class Victim:
         self.kills = 0
         self.answered = 0
         self.next_kill = self.random.randint(1, 40)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
 
     async def start(self) -> None:
         arguments = (str(Path(killable.__file__)), str(self.home), str(self.port), self.database_url)

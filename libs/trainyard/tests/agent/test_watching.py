@@ -9,6 +9,8 @@ import pytest
 from trainyard.home import YardFile, boot_id, process_start_time, write_endpoint
 from trainyard_protos.v1 import launcher_pb2, metrics_pb2
 
+from scripts.testbed.ports import free_port
+
 HANG = """
 import time
 def wait_for_nothing():
@@ -122,11 +124,3 @@ async def test_two_workers_meet_under_the_environment_contract(attempt):
     exit = await run.run()
     assert exit.reason == "Completed", exit
     assert [run.output(rank).splitlines()[-1] for rank in (0, 1)] == ["sum 3", "sum 3"]
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -9,11 +9,14 @@ them wait until they are up.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from servicekit import ports
 from servicekit.auth import AttemptTokens, bearer_token
 from servicekit.celery import celery_app
 from servicekit.host import Host
@@ -84,11 +87,18 @@ class Yard:
         settings = self._settings
         if settings.port:
             return self._host.listen(settings.host, settings.port, settings.tls)
-        try:
-            last = int((settings.home / "port").read_text())
-            return self._host.listen(settings.host, last, settings.tls)
-        except (FileNotFoundError, RuntimeError, ValueError):
-            return self._host.listen(settings.host, 0, settings.tls)
+        for port in self._ports():
+            try:
+                return self._host.listen(settings.host, port, settings.tls)
+            except RuntimeError:
+                continue  # somebody else has it
+        return self._host.listen(settings.host, 0, settings.tls)
+
+    def _ports(self) -> Iterator[int]:
+        """The last one used, which agents know, then others that are likely to be free also the next time."""
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            yield int((self._settings.home / "port").read_text())
+        yield from ports.candidates()
 
     async def _expose(self) -> str:
         """The URL of the metrics, when they are wanted."""
