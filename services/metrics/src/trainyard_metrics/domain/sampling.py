@@ -19,10 +19,10 @@ def downsample(value: Floats, max_points: int) -> Ints:
     has_missing = bool(missing.any())
     starts = _starts(len(value), max_points // (3 if has_missing else 2))
     if not has_missing:
-        return np.unique(np.concatenate([_first_lowest(value, starts), _first_lowest(-value, starts)]))
-    low = _first_lowest(np.where(missing, np.inf, value), starts)
-    high = _first_lowest(np.where(missing, np.inf, -value), starts)
-    first = _first_lowest(np.where(missing, 0.0, 1.0), starts)
+        return np.unique(np.concatenate([_first(value, starts, np.minimum), _first(value, starts, np.maximum)]))
+    low = _first(np.where(missing, np.inf, value), starts, np.minimum)
+    high = _first(np.where(missing, -np.inf, value), starts, np.maximum)
+    first = _first(np.where(missing, 0.0, 1.0), starts, np.minimum)
     numbers = np.concatenate([low, high])
     # A bucket of NaNs has no minimum, and one of numbers has no NaN.
     return np.unique(np.concatenate([numbers[~missing[numbers]], first[missing[first]]]))
@@ -33,11 +33,10 @@ def _starts(size: int, buckets: int) -> Ints:
     return edges // buckets
 
 
-def _first_lowest(value: Floats, starts: Ints) -> Ints:
-    """The index of the first minimum of each bucket."""
-    lowest = np.minimum.reduceat(value, starts)
+def _first(value: Floats, starts: Ints, extreme: np.ufunc) -> Ints:
+    """The index of the first minimum, or maximum, of each bucket."""
     sizes = np.diff(starts, append=len(value))
-    found = np.flatnonzero(value == np.repeat(lowest, sizes))
-    bucket = np.repeat(np.arange(len(starts)), sizes)[found]
-    firsts: Ints = found[np.flatnonzero(np.diff(bucket, prepend=-1))]
+    found = np.flatnonzero(value == np.repeat(extreme.reduceat(value, starts), sizes))
+    bucket = np.searchsorted(starts, found, side="right")
+    firsts: Ints = found[np.flatnonzero(np.diff(bucket, prepend=0))]
     return firsts

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from trainyard_protos.v1.metrics_pb2 import Block, Rows
 
-from trainyard_metrics.domain.columns import Columns, Ints, Mask, arrays
+from trainyard_metrics.domain.columns import Columns, Indexes, Ints, Mask, arrays
 
 ENTRY = np.dtype(
     [
@@ -222,6 +222,10 @@ def _entries_of(block: Block, rank: int) -> Entries:
 
 def groups(columns: Columns) -> Iterator[tuple[int, Ints | slice]]:
     """Where the points of each (name, rank) are: the first of them, and all; their order stays as it is."""
+    if _all_same(columns.name) and _all_same(columns.rank):
+        if len(columns):
+            yield 0, slice(0, len(columns))
+        return
     key = (columns.name.astype(np.int64) << 32) + columns.rank
     order = None if np.all(key[1:] >= key[:-1]) else np.argsort(key, kind="stable")
     ordered = key if order is None else key[order]
@@ -233,6 +237,11 @@ def groups(columns: Columns) -> Iterator[tuple[int, Ints | slice]]:
             yield start, slice(start, end)
         else:
             yield int(order[start]), order[start:end]
+
+
+def _all_same(indexes: Indexes) -> bool:
+    # Most of what is asked for is one series, and this is all it takes then.
+    return not len(indexes) or bool((indexes == indexes[0]).all())
 
 
 def _entry(columns: Columns, first: int, rows: Ints | slice) -> tuple[int, int, int, int, float, float, float]:
