@@ -1,5 +1,45 @@
 """What is called around everything that the loop does."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from trainkit.callbacks.base import HOOKS, Callback
 
-__all__ = ["HOOKS", "Callback"]
+if TYPE_CHECKING:
+    from trainkit.callbacks.ema import EMA as EMA
+    from trainkit.callbacks.gradients import WatchGradients as WatchGradients
+    from trainkit.callbacks.monitor import Monitor as Monitor
+    from trainkit.callbacks.progress import Progress as Progress
+    from trainkit.callbacks.selection import EarlyStopping as EarlyStopping
+    from trainkit.callbacks.selection import KeepBest as KeepBest
+    from trainkit.callbacks.weights import load_weights as load_weights
+
+_HOME = {
+    "EMA": "ema",
+    "EarlyStopping": "selection",
+    "KeepBest": "selection",
+    "Monitor": "monitor",
+    "Progress": "progress",
+    "WatchGradients": "gradients",
+    "load_weights": "weights",
+}
+
+__all__ = [
+    "EMA",
+    "HOOKS",
+    "Callback",
+    "EarlyStopping",
+    "KeepBest",
+    "Monitor",
+    "Progress",
+    "WatchGradients",
+    "load_weights",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"trainkit.callbacks has no {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(f"trainkit.callbacks.{_HOME[name]}"), name)

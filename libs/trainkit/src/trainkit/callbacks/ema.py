@@ -1,0 +1,92 @@
+"""The exponential moving average of the weights, sharded as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from trainkit.callbacks.base import Callback
+from trainkit.errors import InvalidSetup
+
+if TYPE_CHECKING:
+    from trainkit.loop.fit import Fit
+
+
+class EMA(Callback):
+    """Averages the weights over updates and evaluates with the average.
+
+    Every process averages its own shards: nothing is communicated. The averages are in every checkpoint, so a resumed
+    run continues them with the same bits. Put it behind `KeepBest` in the list of callbacks to have the averages saved:
+    the trained weights are put back at its own turn.
+
+    Args:
+        decay: what the average keeps at an update, below 1.
+        every: updates between two of its own.
+        warm_up: keep less at first: at most (1 + n) / (10 + n) at its n-th, so that early weights are forgotten.
+        evaluate: swap the averages in for evaluations.
+
+    Raises:
+        InvalidSetup: a decay outside of [0, 1), or `every` below 1.
+    """
+
+    def __init__(self, decay: float = 0.999, *, every: int = 1, warm_up: bool = True, evaluate: bool = True) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise InvalidSetup(f"decay has to be at least 0 and below 1, not {decay}")
+        if every < 1:
+            raise InvalidSetup(f"every has to be at least 1, not {every}")
+        self._decay, self._every, self._warm_up, self._evaluate = decay, every, warm_up, evaluate
+        self.averages: dict[str, Tensor] = {}
+        self.updates = 0
+        self._weights: dict[str, Tensor] = {}
+        self._swapped = False
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {"averages": self.averages, "updates": self.updates}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        with torch.no_grad():
+            for name, average in self.averages.items():
+                average.copy_(state["averages"][name])
+        self.updates = int(state["updates"])
+
+    def on_fit_start(self, fit: Fit) -> None:
+        self._weights = {
+            name: each.detach() for name, each in fit.module.named_parameters() if each.is_floating_point()
+        }
+        self.averages = {name: each.clone() for name, each in self._weights.items()}
+
+    def on_update_end(self, fit: Fit) -> None:
+        if fit.state.update % self._every:
+            return
+        self.updates += 1
+        kept = min(self._decay, (1 + self.updates) / (10 + self.updates)) if self._warm_up else self._decay
+        torch._foreach_lerp_(_local(self.averages), _local(self._weights), 1.0 - kept)
+
+    def on_evaluation_start(self, fit: Fit) -> None:
+        if self._evaluate:
+            self.swap()
+
+    def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
+        if self._swapped:
+            self.swap()
+
+    def on_error(self, fit: Fit, error: BaseException) -> None:
+        if self._swapped:
+            self.swap()
+
+    def swap(self) -> None:
+        """Exchanges the module's weights and their averages; a second call undoes it."""
+        for weight, average in zip(_local(self._weights), _local(self.averages), strict=True):
+            held = weight.clone()
+            weight.copy_(average)
+            average.copy_(held)
+        self._swapped = not self._swapped
+
+
+def _local(tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """This process's part of each."""
+    return [each.to_local() if isinstance(each, DTensor) else each for each in tensors.values()]

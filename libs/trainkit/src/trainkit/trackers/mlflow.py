@@ -1,0 +1,146 @@
+"""Rows for an MLflow tracking server, or for what MLflow keeps on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import InvalidSetup, TrainkitError
+from trainkit.extras import require
+from trainkit.trackers.background import Background, LastingError, Row
+from trainkit.trackers.base import Outcome, RunContext
+from trainkit.trackers.plain import flat
+
+_STATUS: dict[Outcome, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+_MEMORY = "mlflow.json"  # in the run's folder: which run of the server's it is
+_MOST_METRICS, _MOST_PARAMETERS, _LONGEST_VALUE = 1000, 100, 6000  # what the server takes in one request
+_TOO_MANY_REQUESTS = 429
+
+
+class MLflow(Background):
+    """One run of an MLflow experiment. A resumed run continues it: no step is doubled and none is missing.
+
+    While the server is away, rows wait and training goes on.
+
+    Args:
+        uri: `http://host:port`, a database such as `sqlite:///mlflow.db`, or None for MLflow's own default.
+        experiment: its name; default the run's name.
+        run_name: what the server shows; default the run's name.
+        tags: to find the run by.
+        capacity: rows that wait at most.
+        interval_s: how often they are sent, in seconds.
+
+    Raises:
+        MissingExtra: when the run begins and `mlflow` is not installed.
+        TrainkitError: when the run begins and the server does not answer.
+    """
+
+    def __init__(
+        self,
+        uri: str | None = None,
+        *,
+        experiment: str | None = None,
+        run_name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        capacity: int = 100_000,
+        interval_s: float = 1.0,
+    ) -> None:
+        super().__init__(capacity=capacity, interval_s=interval_s)
+        self.uri, self.experiment, self.run_name, self.tags = uri, experiment, run_name, dict(tags or {})
+        self.run_id = ""
+        self._client: Any = None
+        self._stored: set[tuple[str, int]] = set()
+
+    def _open(self, context: RunContext) -> None:
+        # Rows are tried again here, so the client should not keep the thread for minutes, past the end of the run.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        mlflow = require("mlflow", "the MLflow tracker")
+        _reach(self.uri)
+        self._client = mlflow.MlflowClient(self.uri)
+        memory = context.folder / _MEMORY if context.folder is not None else None
+        if context.resumed_step is not None and memory is not None and memory.exists():
+            self.run_id = json.loads(memory.read_text())["run_id"]
+            self._client.update_run(self.run_id, status="RUNNING")
+            self._stored = set(self._beyond(context.resumed_step))
+            return
+        self.run_id = self._create(context)
+        if memory is not None:
+            memory.parent.mkdir(parents=True, exist_ok=True)
+            memory.write_text(json.dumps({"run_id": self.run_id}))
+
+    def _create(self, context: RunContext) -> str:
+        name = self.experiment or context.name
+        found = self._client.get_experiment_by_name(name)
+        experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
+        run = self._client.create_run(experiment, run_name=self.run_name or context.name, tags=self.tags)
+        entities = require("mlflow.entities", "the MLflow tracker")
+        items = list(flat(context.parameters).items())
+        for at in range(0, len(items), _MOST_PARAMETERS):
+            part = [
+                entities.Param(key, str(value)[:_LONGEST_VALUE]) for key, value in items[at : at + _MOST_PARAMETERS]
+            ]
+            self._client.log_batch(run.info.run_id, params=part)
+        return str(run.info.run_id)
+
+    def _beyond(self, step: int) -> Iterator[tuple[str, int]]:
+        """What a life that was killed stored after the checkpoint: it comes again, with the same values."""
+        for name in self._client.get_run(self.run_id).data.metrics:
+            for point in self._client.get_metric_history(self.run_id, name):
+                if point.step > step:
+                    yield name, point.step
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        entities = require("mlflow.entities", "the MLflow tracker")
+        points = [
+            entities.Metric(name, value, int(row.time * 1000), row.step)
+            for row in rows
+            for name, value in row.values.items()
+            if (name, row.step) not in self._stored
+        ]
+        for at in range(0, len(points), _MOST_METRICS):
+            part = points[at : at + _MOST_METRICS]
+            self._send(part)
+            self._stored.update((point.key, point.step) for point in part)  # a second try sends the rest alone
+        self._stored.difference_update((point.key, point.step) for point in points)
+
+    def _send(self, points: list[Any]) -> None:
+        exceptions = require("mlflow.exceptions", "the MLflow tracker")
+        try:
+            self._client.log_batch(self.run_id, metrics=points)
+        except exceptions.MlflowException as error:
+            if 400 <= error.get_http_status_code() < 500 and error.get_http_status_code() != _TOO_MANY_REQUESTS:
+                raise LastingError(str(error)) from error
+            raise
+
+    def _close(self, outcome: Outcome) -> None:
+        self._client.set_terminated(self.run_id, _STATUS[outcome])
+
+    def log_artifact(self, path: str | Path, folder: str | None = None) -> None:
+        """Stores a file, or a folder with all below it, with the run. Waits until it is there.
+
+        Raises:
+            InvalidSetup: there is no such file, or the run has not begun.
+        """
+        if self._client is None:
+            raise InvalidSetup("the run has not begun: artifacts are stored with an open run")
+        if not Path(path).exists():
+            raise InvalidSetup(f"there is no file {path}")
+        store = self._client.log_artifacts if Path(path).is_dir() else self._client.log_artifact
+        store(self.run_id, str(path), folder)
+
+
+def _reach(uri: str | None) -> None:
+    if uri is None or not uri.startswith(("http://", "https://")):
+        return
+    try:
+        urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=10).close()
+    except urllib.error.HTTPError:
+        return  # something answers
+    except OSError as error:
+        raise TrainkitError(f"the MLflow server {uri} does not answer: {error}; start it, or correct uri") from None

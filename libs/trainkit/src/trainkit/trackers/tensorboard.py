@@ -1,0 +1,55 @@
+"""Rows as TensorBoard's event files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainkit.errors import InvalidSetup
+from trainkit.extras import require
+from trainkit.trackers.background import Background, Row
+from trainkit.trackers.base import Outcome, RunContext
+from trainkit.trackers.plain import flat
+
+
+class TensorBoard(Background):
+    """Scalars for TensorBoard. What a life that was killed wrote beyond the step resumed from is hidden by its viewer.
+
+    Args:
+        folder: of the event files; default `tensorboard` in the run's folder.
+        capacity: rows that wait at most.
+        interval_s: how often they are written, in seconds.
+
+    Raises:
+        MissingExtra: when the run begins and `tensorboard` is not installed.
+    """
+
+    def __init__(self, folder: str | Path | None = None, *, capacity: int = 100_000, interval_s: float = 0.5) -> None:
+        super().__init__(capacity=capacity, interval_s=interval_s)
+        self.folder = Path(folder) if folder is not None else None
+        self._writer: Any = None
+
+    def _open(self, context: RunContext) -> None:
+        require("tensorboard", "the TensorBoard tracker")
+        from torch.utils.tensorboard import SummaryWriter
+
+        if self.folder is None and context.folder is None:
+            raise InvalidSetup(
+                "TensorBoard: the run has no folder, because it makes no checkpoints: give TensorBoard(folder=...)"
+            )
+        folder = self.folder or (context.folder or Path()) / "tensorboard"
+        purge = None if context.resumed_step is None else context.resumed_step + 1
+        self._writer = SummaryWriter(str(folder), purge_step=purge)
+        lines = [f"| {name} | {value} |" for name, value in flat(context.parameters).items()]
+        if lines and context.resumed_step is None:
+            self._writer.add_text("parameters", "\n".join(["| name | value |", "|---|---|", *lines]))
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            for name, value in row.values.items():
+                self._writer.add_scalar(name, value, row.step, walltime=row.time)
+        self._writer.flush()
+
+    def _close(self, outcome: Outcome) -> None:
+        self._writer.close()

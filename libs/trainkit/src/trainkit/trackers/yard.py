@@ -1,0 +1,37 @@
+"""Rows for the run of a yard: inside a job the job's, in a plain script one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from trainkit.extras import require
+from trainkit.trackers.base import Outcome, RunContext, Tracker
+from trainkit.trackers.plain import flat
+
+
+class Yard(Tracker):
+    """The yard's own tracker: `log` appends to a mapped file, which another process ships.
+
+    What was logged survives a kill at once, and a job that goes on from a checkpoint hides what lies beyond it.
+
+    Raises:
+        MissingExtra: when the run begins and `trainyard` is not installed.
+    """
+
+    def __init__(self) -> None:
+        self._tracker: Any = None
+
+    def open(self, context: RunContext) -> None:
+        self._tracker = require("trainyard.tracker", "the yard's tracker")
+        self._tracker.init(context.name, params=flat(context.parameters))
+
+    def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
+        self._tracker.log(values, step=step)
+        self._tracker.progress(step)
+
+    def close(self, outcome: Outcome) -> None:
+        if self._tracker is not None:
+            self._tracker.finish()

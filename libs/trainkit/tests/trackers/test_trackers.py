@@ -1,0 +1,299 @@
+"""Trackers: what reaches the place, what is dropped, what a resume does; each with the real thing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainkit.errors import TrainkitError
+from trainkit.trackers import Background, Csv, JsonLines, LastingError, MLflow, Row, RunContext, TensorBoard, Tracker
+from trainkit.trackers.background import DROPPED
+from trainkit.trackers.base import Outcome
+
+PATIENCE_S = 180.0
+
+
+def wait_for(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "this never came true"
+        time.sleep(0.02)
+    return found
+
+
+def context(folder: Path | None, resumed_step: int | None = None) -> RunContext:
+    parameters = {"optimizer": {"type": "AdamW", "lr": 1e-3}, "epochs": 3}
+    return RunContext(name="digits", folder=folder, parameters=parameters, resumed_step=resumed_step)
+
+
+class Gate(Background):
+    """Writes only while it is open, and refuses some rows for good."""
+
+    def __init__(self, *, capacity: int = 100, patience_s: float = PATIENCE_S) -> None:
+        super().__init__(capacity=capacity, interval_s=0.001, patience_s=patience_s)
+        self.rows: list[Row] = []
+        self.open_gate, self.tries = threading.Event(), 0
+        self.threads: set[int] = set()
+        self.outcome: Outcome | None = None
+
+    def _open(self, context: RunContext) -> None:
+        pass
+
+    def _write(self, rows: Sequence[Row]) -> None:
+        self.tries += 1
+        self.threads.add(threading.get_ident())
+        if any("refused" in row.values for row in rows):
+            raise LastingError("not wanted")
+        if not self.open_gate.is_set():
+            raise OSError("away")
+        self.rows += rows
+
+    def _close(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+def steps(rows: Sequence[Row]) -> list[tuple[int, dict[str, float]]]:
+    return [(row.step, dict(row.values)) for row in rows]
+
+
+def test_rows_wait_while_the_place_is_away_and_arrive_in_order() -> None:
+    gate = Gate()
+    gate.open(context(None))
+    for step in range(20):
+        gate.log({"loss": torch.tensor(step / 2)}, step)
+    wait_for(lambda: gate.tries >= 2)
+    assert gate.rows == []
+    gate.open_gate.set()
+    gate.close("finished")
+    assert steps(gate.rows) == [(step, {"loss": step / 2}) for step in range(20)]
+    assert gate.outcome == "finished"
+    assert threading.get_ident() not in gate.threads
+
+
+def test_what_finds_the_queue_full_is_dropped_and_marked_where_it_is_missing() -> None:
+    gate = Gate(capacity=3)
+    gate.open(context(None))
+    gate.log({"loss": 0.0}, 0)
+    wait_for(lambda: gate.tries)  # the thread holds the first row; the queue takes three more
+    for step in range(1, 8):
+        gate.log({"loss": 0.0}, step)
+    gate.open_gate.set()
+    wait_for(lambda: len(gate.rows) == 4)
+    gate.log({"loss": 1.0}, 8)
+    gate.close("finished")
+    assert steps(gate.rows)[4:] == [(4, {DROPPED: 4.0}), (8, {"loss": 1.0})]
+
+
+def test_rows_that_are_refused_for_good_do_not_hold_up_the_rest() -> None:
+    gate = Gate()
+    gate.open_gate.set()
+    gate.open(context(None))
+    gate.log({"refused": 1.0}, 1)
+    gate.flush()
+    gate.log({"loss": 1.0, "text": torch.ones(2)}, 2)  # two elements are no number
+    gate.close("failed")
+    assert steps(gate.rows) == [(2, {"loss": 1.0})]
+
+
+def test_the_end_of_a_run_waits_no_longer_than_its_patience() -> None:
+    gate = Gate(patience_s=0.05)
+    gate.open(context(None))
+    gate.log({"loss": 1.0}, 1)
+    gate.flush()
+    gate.close("stopped")
+    assert gate.rows == []
+
+
+def test_a_flush_returns_when_rows_are_written() -> None:
+    gate = Gate()
+    gate.open_gate.set()
+    gate.open(context(None))
+    gate.log({"loss": 1.0}, 1)
+    gate.flush()
+    assert len(gate.rows) == 1
+    gate.close("finished")
+
+
+def run_killed_at_7_and_resumed_at_5(make: Callable[[], Tracker], folder: Path) -> None:
+    """Rows 0 to 7, a kill, and rows 6 to 9 of the next life."""
+    first = make()
+    first.open(context(folder))
+    for step in range(8):
+        first.log({"train/loss": step / 4} | ({"val/loss": float("nan")} if step == 5 else {}), step)
+    first.flush()  # what a kill after it leaves behind
+    second = make()
+    second.open(context(folder, resumed_step=5))
+    for step in range(6, 10):
+        second.log({"train/loss": torch.tensor(step / 4)}, step)
+    second.close("finished")
+
+
+def test_json_lines_have_every_step_once_after_a_kill(tmp_path: Path) -> None:
+    run_killed_at_7_and_resumed_at_5(JsonLines, tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["train/loss"]) for row in rows] == [(step, step / 4) for step in range(10)]
+    assert rows[5]["val/loss"] == "nan"
+
+
+def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "time": 0, "a": 1}\n{"step": 2, "ti')
+    tracker = JsonLines()
+    tracker.open(context(tmp_path, resumed_step=2))
+    tracker.log({"a": 3}, 3)
+    tracker.close("finished")
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 3]
+
+
+def test_a_fresh_run_begins_a_fresh_file(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time": 0, "a": 1}\n')
+    tracker = JsonLines()
+    tracker.open(context(tmp_path))
+    tracker.close("finished")
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_table_has_a_column_for_names_that_come_later(tmp_path: Path) -> None:
+    run_killed_at_7_and_resumed_at_5(Csv, tmp_path)
+    with open(tmp_path / "metrics.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["step", "time", "train/loss", "val/loss"]
+    assert [(row["step"], row["train/loss"], row["val/loss"]) for row in rows] == [
+        (str(step), str(step / 4), "nan" if step == 5 else "") for step in range(10)
+    ]
+
+
+@pytest.mark.parametrize("make", [JsonLines, Csv, TensorBoard])
+def test_a_run_without_a_folder_asks_for_a_path(make: Callable[[], Tracker]) -> None:
+    with pytest.raises(TrainkitError, match="makes no checkpoints: give"):
+        make().open(context(None))
+
+
+def test_tensorboard_shows_every_step_once_after_a_kill(tmp_path: Path) -> None:
+    run_killed_at_7_and_resumed_at_5(TensorBoard, tmp_path)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [
+        (step, step / 4) for step in range(10)
+    ]
+    text = events.Tensors("parameters/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "| optimizer.lr | 0.001 |" in text
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+class Server:
+    """A real MLflow server on loopback, which can go away and come back."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        store = f"sqlite:///{self.folder / 'mlflow.db'}"
+        command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store, "--workers", "1"]
+        command += ["--artifacts-destination", str(self.folder / "artifacts"), "--host", "127.0.0.1"]
+        with open(self.folder / "server.log", "ab") as output:
+            self._process = subprocess.Popen(
+                [*command, "--port", str(self.port)],
+                stdout=output,
+                stderr=output,
+                cwd=self.folder,
+                start_new_session=True,
+                env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "GIT_PYTHON_REFRESH": "quiet"},
+            )
+        wait_for(self._answers)
+
+    def _answers(self) -> bool:
+        assert self._process is not None and self._process.poll() is None, (self.folder / "server.log").read_text()
+        try:
+            urllib.request.urlopen(f"{self.uri}/health", timeout=5).close()
+        except OSError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        if self._process is not None:
+            os.killpg(self._process.pid, 9)
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = Server(tmp_path_factory.mktemp("mlflow"))
+    made.start()
+    yield made
+    made.stop()
+
+
+@pytest.mark.timeout(600)
+def test_mlflow_has_every_step_once_after_a_kill_and_an_outage(server: Server, tmp_path: Path) -> None:
+    run_killed_at_7_and_resumed_at_5(lambda: MLflow(server.uri, tags={"team": "vision"}), tmp_path)
+
+    import mlflow
+
+    client = mlflow.MlflowClient(server.uri)
+    experiment = client.get_experiment_by_name("digits")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(run.info.run_id, "train/loss")
+    assert sorted((each.step, each.value) for each in history) == [(step, step / 4) for step in range(10)]
+    assert run.info.status == "FINISHED" and run.data.tags["team"] == "vision"
+    assert run.data.params == {"optimizer.type": "AdamW", "optimizer.lr": "0.001", "epochs": "3"}
+
+    outage = MLflow(server.uri, experiment="outage")
+    outage._patience_s = PATIENCE_S
+    outage.open(context(tmp_path / "outage"))
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (notes / "a.txt").write_text("kept")
+    outage.log_artifact(notes, "notes")
+    server.stop()
+    outage.log({"loss": 1.0}, 1)
+    wait_for(lambda: not outage._waiting)  # the row is in the hands of the writing thread
+    server.start()
+    outage.close("failed")
+    run = client.get_run(outage.run_id)
+    assert run.data.metrics == {"loss": 1.0} and run.info.status == "FAILED"
+    assert [each.path for each in client.list_artifacts(outage.run_id, "notes")] == ["notes/a.txt"]
+
+
+def test_an_mlflow_server_that_is_not_there_is_told_before_training(tmp_path: Path) -> None:
+    with pytest.raises(TrainkitError, match="does not answer"):
+        MLflow(f"http://127.0.0.1:{free_port()}").open(context(tmp_path))
+
+
+def test_the_yard_gets_rows_and_parameters(tmp_path: Path) -> None:
+    program = """
+from trainkit.trackers import RunContext, Yard
+import torch
+yard = Yard()
+yard.open(RunContext(name="digits", folder=None, parameters={"optimizer": {"lr": 0.1}}))
+yard.log({"train/loss": torch.tensor(0.5)}, 3)
+yard.flush()
+yard.close("finished")
+"""
+    environment = {**os.environ, "TRAINYARD_TRACKER_DIR": str(tmp_path), "TRAINYARD_HOME": str(tmp_path / "home")}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
+    stored = b"".join(path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file())
+    assert b"train/loss" in stored and b"optimizer.lr" in stored
