@@ -21,10 +21,11 @@ from torch.utils.data import Dataset
 from trainkit import Callback, Checkpoints, Trainer
 from trainkit.data import Loader
 from trainkit.loop.fit import Fit
+from trainkit.strategies import DDP
 from trainkit.trackers import RunContext, Tracker
 from trainkit.trainer import Totals
 
-SAMPLES = 38  # no multiple of the batch: the last one of an epoch is smaller
+SAMPLES = 44  # no multiple of the batch: the last one of an epoch is smaller
 
 
 class Noisy(Dataset[tuple[Tensor, int]]):
@@ -113,7 +114,9 @@ def train(folder: str, kill_after: int = 0, where: str = "step", **options: Any)
     """One life of a run. It leaves `series` and, when it gets to the end, `end`: a digest of all that there is."""
     place = Path(folder)
     torch.manual_seed(5)
-    workers, every = options.pop("workers", 0), options.pop("every", "4st")
+    workers, batch_size = options.pop("workers", 0), options.pop("batch_size", 8)
+    if "bucket_mb" in options:
+        options["strategy"] = DDP(bucket_mb=options.pop("bucket_mb"))
     callbacks: list[Callback] = [Averaged()]
     if kill_after:
         callbacks.append(Killer(kill_after, where))
@@ -121,13 +124,13 @@ def train(folder: str, kill_after: int = 0, where: str = "step", **options: Any)
         module=Net(),
         optimizer=partial(torch.optim.AdamW, lr=0.01),
         schedule=_cosine,
-        train=Loader(Noisy(), batch_size=8, num_workers=workers),
+        train=Loader(Noisy(), batch_size=batch_size, num_workers=workers),
         evaluate=Loader(Noisy(), batch_size=16, shuffle=False),
-        max_duration="4ep",
+        max_duration="24st",
         callbacks=callbacks,
         trackers=[Lines(place / "series")],
         log_every="3st",
-        checkpoints=Checkpoints(folder=place / "checkpoints", every=every, keep_last=2),
+        checkpoints=Checkpoints(folder=place / "checkpoints", every="4st", keep_last=2),
         seed=3,
         **options,
     ).fit()
@@ -184,6 +187,8 @@ EVERYTHING = {"accumulate": 3, "workers": 2, "precision": "fp16", "clip_norm": 1
         pytest.param(1, {}, id="one process"),
         pytest.param(1, EVERYTHING, id="one process with workers, accumulation and loss scaling"),
         pytest.param(2, {**EVERYTHING, "strategy": "ddp"}, id="DDP"),
+        pytest.param(4, {"bucket_mb": 0.0005, "batch_size": 16}, id="DDP on four processes with several buckets"),
+        pytest.param(2, {"strategy": "fsdp", "accumulate": 3, "clip_norm": 1.0}, id="FSDP"),
     ],
 )
 def test_a_run_killed_at_random_places_ends_with_the_bits_of_one_that_was_not(

@@ -1,0 +1,120 @@
+"""The same module, data and settings on every strategy end with the same weights."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from trainkit import Loss, Trainer
+from trainkit.data import Loader
+from trainkit.loop.fit import Fit
+
+TOLERANCE = 1e-6
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        inputs, labels = batch
+        return F.cross_entropy(self.layers(inputs) * self.scale, labels)
+
+
+class Counting(Net):
+    """Counts only some of the samples, a different number in every batch."""
+
+    def training_step(self, batch: list[Tensor]) -> Any:
+        inputs, labels = batch
+        losses = F.cross_entropy(self.layers(inputs) * self.scale, labels, reduction="none")
+        counted = inputs[:, 0] > 0
+        return Loss(losses[counted].sum(), counted.sum())
+
+
+def data(samples: int = 26) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(samples, 5, generator=generator), torch.arange(samples) % 3)
+
+
+def trained(module: type[nn.Module] = Net, **options: Any) -> Fit:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "optimizer": partial(torch.optim.AdamW, lr=0.01),
+        "train": Loader(data(), batch_size=8),
+        "evaluate": Loader(data(11), batch_size=4, shuffle=False),
+        "max_duration": "3ep",
+        "accumulate": 3,
+        "clip_norm": 0.5,
+        **options,
+    }
+    return Trainer(module=module(), **settings).fit()
+
+
+def weights(fit: Fit) -> dict[str, list[float]]:
+    whole = {name: w.full_tensor() if hasattr(w, "full_tensor") else w for name, w in fit.strategy.weights().items()}
+    return {name: w.reshape(-1).tolist() for name, w in whole.items()}
+
+
+def several(folder: str) -> None:
+    """Trains with everything that a group of processes can be, and writes the weights of each down."""
+    found: dict[str, Any] = {}
+    for strategy in ("ddp", "fsdp"):
+        for kind in (Net, Counting):
+            fit = trained(kind, strategy=strategy)
+            found[f"{strategy} {kind.__name__}"] = [weights(fit), fit.results, fit.train_loss, fit.state.tokens]
+    Path(folder, f"found-{torch.distributed.get_rank()}").write_text(json.dumps(found))
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    for name in theirs:
+        torch.testing.assert_close(torch.tensor(ours[name]), torch.tensor(theirs[name]), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_ddp_and_fsdp_end_where_one_process_ends(tmp_path: Path, forks: Any, processes: int) -> None:
+    forks.succeed(several, tmp_path, processes=processes)
+
+    alone = {kind.__name__: trained(kind, log_every="3ep") for kind in (Net, Counting)}
+    for rank in range(processes):
+        for name, (ours, results, loss, tokens) in json.loads((tmp_path / f"found-{rank}").read_text()).items():
+            expected = alone[name.split()[1]]
+            assert_close(ours, weights(expected))
+            assert results["val/loss"] == pytest.approx(expected.results["val/loss"], abs=1e-5)
+            assert loss is not None
+            assert tokens == expected.state.tokens
+
+
+def test_one_process_ends_with_the_bits_of_a_loop_written_by_hand() -> None:
+    fit = trained(accumulate=1, max_duration="2ep")
+
+    torch.manual_seed(0)
+    module, loader = Net(), Loader(data(), batch_size=8)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    for epoch in range(2):
+        for batch in loader.batches(epoch):
+            module.training_step(batch).backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert all(
+        torch.equal(ours, theirs) for ours, theirs in zip(fit.module.parameters(), module.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", [Net, Counting])
+def test_accumulated_steps_make_the_update_of_one_large_batch(kind: type[nn.Module]) -> None:
+    small = trained(kind, train=Loader(data(), 8, shuffle=False), accumulate=4, max_duration="3ep")
+    large = trained(kind, train=Loader(data(), 26, shuffle=False), accumulate=1, max_duration="3ep")
+
+    assert small.state.update == large.state.update == 3
+    assert_close(weights(small), weights(large))
