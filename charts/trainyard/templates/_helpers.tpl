@@ -1,0 +1,149 @@
+{{- define "trainyard.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "trainyard.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "trainyard.labels" -}}
+{{ include "trainyard.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end -}}
+
+{{- /* (dict "root" $ "image" .Values.image) */ -}}
+{{- define "trainyard.image" -}}
+{{- if .image.digest -}}
+{{ .image.repository }}@{{ .image.digest }}
+{{- else -}}
+{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
+{{- end -}}
+{{- end -}}
+
+{{- define "trainyard.jobsNamespace" -}}
+{{ default .Release.Namespace .Values.jobs.namespace }}
+{{- end -}}
+
+{{- define "trainyard.jobsServiceAccount" -}}
+{{- if .Values.jobs.serviceAccount.name -}}
+{{ .Values.jobs.serviceAccount.name }}
+{{- else if .Values.jobs.serviceAccount.create -}}
+{{ include "trainyard.fullname" . }}-job
+{{- else -}}
+default
+{{- end -}}
+{{- end -}}
+
+{{- define "trainyard.tokenSecret" -}}
+{{ default (printf "%s-token" (include "trainyard.fullname" .)) .Values.token.existingSecret }}
+{{- end -}}
+
+{{- define "trainyard.attemptKeySecret" -}}
+{{ default (printf "%s-attempt-key" (include "trainyard.fullname" .)) .Values.attemptKey.existingSecret }}
+{{- end -}}
+
+{{- define "trainyard.redisSecret" -}}
+{{ default (printf "%s-redis" (include "trainyard.fullname" .)) .Values.redis.existingSecret }}
+{{- end -}}
+
+{{- define "trainyard.tlsSecret" -}}
+{{ default (printf "%s-tls" (include "trainyard.fullname" .)) .Values.tls.existingSecret }}
+{{- end -}}
+
+{{- define "trainyard.authorityConfigMap" -}}
+{{ include "trainyard.fullname" . }}-ca
+{{- end -}}
+
+{{- /* Host of a service within the cluster: (dict "root" $ "name" "gateway") */ -}}
+{{- define "trainyard.host" -}}
+{{ include "trainyard.fullname" .root }}-{{ .name }}.{{ .root.Release.Namespace }}.svc
+{{- end -}}
+
+{{- define "trainyard.endpoint" -}}
+{{ include "trainyard.host" (dict "root" . "name" "gateway") }}:{{ .Values.gateway.service.port }}
+{{- end -}}
+
+{{- /* Every name that the services' certificate has to hold, one a line. */ -}}
+{{- define "trainyard.certificateHosts" -}}
+{{- $full := include "trainyard.fullname" . -}}
+{{- range list "gateway" "scheduler" "launcher" "metrics" "artifacts" "operator" "redis" }}
+{{ $full }}-{{ . }}.{{ $.Release.Namespace }}.svc
+{{- end }}
+{{ $full }}-gateway
+{{ $full }}-gateway.{{ .Release.Namespace }}
+{{ $full }}-gateway.{{ .Release.Namespace }}.svc.cluster.local
+localhost
+127.0.0.1
+{{- range .Values.tls.extraHosts }}
+{{ . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Security of a pod: nobody in particular, who owns the volumes of the pod. */ -}}
+{{- define "trainyard.podSecurityContext" -}}
+{{- $ours := dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault") -}}
+{{- toYaml (merge (deepCopy .Values.podSecurityContext) $ours) -}}
+{{- end -}}
+
+{{- define "trainyard.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: {{ not .Values.development }}
+capabilities:
+  drop: [ALL]
+{{- end -}}
+
+{{- /* Where a pod may run: (dict "root" $ "values" .Values.scheduler "component" "scheduler") */ -}}
+{{- define "trainyard.placement" -}}
+{{- with .values.nodeSelector }}
+nodeSelector: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- if .values.affinity }}
+affinity: {{ toYaml .values.affinity | nindent 2 }}
+{{- else }}
+topologySpreadConstraints:
+  - maxSkew: 1
+    topologyKey: kubernetes.io/hostname
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "trainyard.selector" .root | nindent 8 }}
+        app.kubernetes.io/component: {{ .component }}
+{{- end }}
+{{- with .root.Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .root.Values.imagePullSecrets }}
+imagePullSecrets: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- /* The command of a service; in development it starts again in its container when it is ended. */ -}}
+{{- define "trainyard.command" -}}
+{{- if .root.Values.development -}}
+["/bin/sh", "-c", "trap 'kill $child; wait $child; exit' TERM; while true; do python -m trainyard_{{ .name }} & child=$!; echo $child > /tmp/service.pid; wait $child; sleep 1; done"]
+{{- else -}}
+["python", "-m", "trainyard_{{ .name }}"]
+{{- end -}}
+{{- end -}}
+
+{{- define "trainyard.extraEnvironment" -}}
+{{- range $name, $value := . }}
+- name: {{ $name }}
+  value: {{ $value | quote }}
+{{- end }}
+{{- end -}}
