@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from trainkit.data import Loader
 from trainkit.errors import InvalidSetup, InvalidStep
 from trainkit.metrics import Metric, PerProcess, WholeSet
+from trainkit.trainer import Trainer
 
 
 class Seen(WholeSet):
@@ -85,84 +88,101 @@ def test_what_is_no_number_is_refused() -> None:
         Wrong().compute()
 
 
-PROGRAM = """
-import sys
-import torch
-import torch.distributed as dist
-from trainkit.errors import InvalidStep
-from trainkit.metrics import PerProcess, WholeSet
-
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=int(sys.argv[2]), world_size=2)
-rank = dist.get_rank()
-
-
-class Seen(WholeSet):
-    calls = 0
-
-    def score(self, rows, labels):
-        Seen.calls += 1
-        self.rows, self.labels = rows, labels
-        return {"sum": rows.sum(), "last": labels["of"][-1].sum()}
-
-
-class Hits(PerProcess):
-    def score(self, hits):
-        return hits.mean()
-
-
 class Broken(WholeSet):
-    def score(self, rows):
+    def score(self, rows: Tensor) -> Any:
         raise KeyError("nothing here")
 
 
-# 33 rows in steps of 8, each step divided between the two; the last row is of the second process alone.
-seen = Seen()
-for step in range(5):
-    whole = torch.arange(step * 8, min(step * 8 + 8, 33))
-    middle = len(whole) // 2
-    part = whole[:middle] if rank == 0 else whole[middle:]
-    if len(part):
-        seen.update(part.float(), {"of": part[:, None] * torch.tensor([[1, 10]])})
-assert seen.compute() == {"sum": sum(range(33)), "last": 352.0}
-assert Seen.calls == (rank == 0)
-if rank == 0:
-    assert torch.equal(seen.rows, torch.arange(33.0)), seen.rows
-    assert seen.labels["of"].shape == (33, 2)
+def gathered(folder: str) -> None:
+    """33 rows in steps of 8, each step divided between two processes; the last row is of the second one alone."""
+    rank, seen = dist.get_rank(), Seen()
+    for step in range(5):
+        whole = torch.arange(step * 8, min(step * 8 + 8, 33))
+        middle = len(whole) // 2
+        part = whole[:middle] if rank == 0 else whole[middle:]
+        if len(part):
+            seen.update(part, {"of": part[:, None] * torch.tensor([[1, 10]])})
+    assert seen.compute() == {"rows": 33.0, "sum": float(sum(range(33)))}
+    assert hasattr(seen, "values") == (rank == 0)  # computed once
+    if rank == 0:
+        assert torch.equal(seen.values[0], torch.arange(33))
+        assert torch.equal(seen.values[1]["of"], torch.arange(33)[:, None] * torch.tensor([[1, 10]]))
 
-for counts, expected in (((30, 10), 0.875), ((20, 20), 0.75), ((5, 0), 1.0)):
-    hits = Hits()
-    rows = counts[rank]
-    if rows:
-        hits.update(torch.ones(rows) if rank == 0 else (torch.arange(rows) % 2).float())
-    assert hits.compute() == expected, (counts, hits.compute())
 
-broken = Broken()
-broken.update(torch.ones(1))
-try:
-    broken.compute()
-except InvalidStep as error:
-    assert "nothing here" in str(error)
-else:
-    raise AssertionError("no error")
-dist.destroy_process_group()
-print("good")
-"""
+def averaged(folder: str) -> None:
+    """The first process is always right, the second every other time."""
+    for counts, expected in (((30, 10), 0.875), ((20, 20), 0.75), ((5, 0), 1.0)):
+        hits, rows = Hits(), counts[dist.get_rank()]
+        if rows:
+            labels = torch.ones(rows) if dist.get_rank() == 0 else torch.arange(rows) % 2
+            hits.update(torch.ones(rows), labels)
+        assert hits.compute() == expected
+
+
+def broken(folder: str) -> None:
+    metric = Broken()
+    metric.update(torch.ones(1))
+    with pytest.raises(InvalidStep, match="nothing here"):
+        metric.compute()
 
 
 @pytest.mark.spec("AC-040")
+def test_uneven_rows_of_two_processes_come_once_and_in_order(forks: Any, tmp_path: Path) -> None:
+    forks.succeed(gathered, tmp_path, processes=2)
+
+
 @pytest.mark.spec("AC-105")
-def test_uneven_rows_of_two_processes_count_once_and_in_order(tmp_path: Path) -> None:
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(tmp_path / "meet"), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    ends = [process.communicate(timeout=280) for process in processes]
-    assert [output for output, _ in ends] == ["good\n", "good\n"], "\n".join(errors for _, errors in ends)
+def test_scores_of_processes_are_averaged_by_rows(forks: Any, tmp_path: Path) -> None:
+    forks.succeed(averaged, tmp_path, processes=2)
+
+
+def test_an_error_in_the_score_is_told_on_every_process(forks: Any, tmp_path: Path) -> None:
+    forks.succeed(broken, tmp_path, processes=2)
+
+
+class Guess(nn.Module):
+    """Says the class that the input is; wrong where the second column says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch: Any) -> Tensor:
+        return (self.w**2).sum()
+
+    def evaluation_step(self, batch: Any) -> dict[str, Any]:
+        inputs, labels = batch
+        return {"accuracy": (inputs[:, 0].long(), labels), "seen": (inputs[:, 0], labels)}
+
+
+def evaluated(folder: str) -> None:
+    """Two sets of 33 and 7 rows, batches of 8, as many processes as there are."""
+    from torchmetrics.classification import MulticlassAccuracy
+
+    def rows(count: int, wrong: int) -> Loader:
+        labels = torch.arange(count) % 3
+        guesses = torch.where(torch.arange(count) < wrong, (labels + 1) % 3, labels)
+        return Loader(TensorDataset(guesses[:, None].float(), labels), 8, shuffle=False)
+
+    fit = Trainer(
+        module=Guess(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        train=rows(8, 0),
+        evaluate={"clean": rows(33, 3), "noisy": rows(7, 6)},
+        metrics={"accuracy": MulticlassAccuracy(3, average="micro"), "seen": Seen()},
+        max_duration="1ep",
+        device="cpu",
+    ).fit()
+    assert fit.results["clean/seen/rows"] == 33 and fit.results["noisy/seen/rows"] == 7
+    assert fit.results["clean/accuracy"] == pytest.approx(30 / 33)
+    assert fit.results["noisy/accuracy"] == pytest.approx(1 / 7)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_metrics_of_several_sets_are_exact_on_any_number_of_processes(
+    processes: int, forks: Any, tmp_path: Path
+) -> None:
+    forks.succeed(evaluated, tmp_path, processes=processes)
 
 
 def test_a_torchmetric_is_a_metric_as_it_is() -> None:
