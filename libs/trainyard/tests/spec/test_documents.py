@@ -8,6 +8,8 @@ from pydantic import ValidationError
 from trainyard.spec import Code, Metadata, Problem, Spec, SpecError, TrainingJob, load
 from trainyard.spec.problems import field_path
 
+from scripts.testbed.patience import PATIENCE_S
+
 SMALLEST = "apiVersion: trainyard.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: a}\nspec: {command: [a]}\n"
 
 FULL = """\
@@ -144,7 +146,7 @@ def test_yaml_is_imported_only_when_yaml_is_read() -> None:
         f"spec.load({SMALLEST!r})\n"
         "assert 'ruamel.yaml' in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE_S)
 
 
 def test_paths_of_fields_read_as_people_write_them() -> None:

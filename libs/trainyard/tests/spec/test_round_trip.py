@@ -36,7 +36,7 @@ from trainyard.spec.yaml_reader import read_yaml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 TRAPS = st.sampled_from(
-    ["yes", "NO", "null", "~", "", "1e3", "0x1F", "0o7", "1_000", "12:30:00", "2026-11-20", ".inf", "-", "--", "---",
+    ["yes", "NO", "null", "~", "", "1e3", "0x1F", "0xa", "0o7", "1_000", "12:30:00", "2026-11-20", ".inf", "-", "--", "---",
      "...", "- a", "a: b", "a #b", "#", "&a", "*a", "!x", "%", "@", "`", "|", ">",
      "'", '"', "{}", "[]", "\t", "\n", "a\nb",
      " a ", "\u2028", "\x85", "\ufeff", "\x7f", "😀", "<<", "=", "5s", "2Gi", "--epochs", "-1", ".5", "1."]
@@ -129,6 +129,10 @@ PLAIN = st.recursive(
     ),
     max_leaves=20,
 )
+
+
+def test_a_name_that_looks_like_a_number_stays_a_name() -> None:
+    assert read_yaml(to_yaml({"artifact": "0xa"})).data == {"artifact": "0xa"}
 
 
 @given(JOBS)

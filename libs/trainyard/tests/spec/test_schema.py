@@ -14,6 +14,8 @@ from trainyard.spec import TrainingJob
 from trainyard.spec.reference import page
 from trainyard.spec.schema import at, json_schema, structural_schema
 
+from scripts.testbed.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[4]
 
 # The keywords of JSONSchemaProps that a structural schema may use; `anyOf` and `oneOf` only as checked below.
@@ -144,5 +146,5 @@ def test_the_reference_page_has_every_field() -> None:
 
 
 def test_the_generated_pages_are_up_to_date() -> None:
-    done = subprocess.run([ROOT / "scripts/docs", "--check"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([ROOT / "scripts/docs", "--check"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr

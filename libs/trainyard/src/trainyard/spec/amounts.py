@@ -32,7 +32,7 @@ def _between(
 def _int_or_string(pattern: str) -> WithJsonSchema:
     # The one union that a structural schema knows.
     union = {"anyOf": [{"type": "integer"}, {"type": "string"}], "x-kubernetes-int-or-string": True}
-    return WithJsonSchema({**union, "pattern": pattern})
+    return WithJsonSchema({**union, "pattern": pattern, "maxLength": quantities.LONGEST})
 
 
 def _gibibytes(value: Any) -> str:
@@ -40,7 +40,7 @@ def _gibibytes(value: Any) -> str:
     return f"{value}Gi" if isinstance(value, int) and 0 < value <= 4096 else ""
 
 
-_TEXT = WithJsonSchema({"type": "string", "pattern": quantities.DURATION_PATTERN})
+_TEXT = WithJsonSchema({"type": "string", "pattern": quantities.DURATION_PATTERN, "maxLength": quantities.LONGEST})
 _DAY = 86400.0
 
 Cpu = Annotated[

@@ -15,7 +15,8 @@ from typing import Any
 _PLAIN = re.compile(r"([A-Za-z./]|--?[A-Za-z]|[0-9]+[A-Za-z]+\Z)[A-Za-z0-9_./+@-]*( [A-Za-z0-9_./+@-]+)*")
 # What some version of YAML reads as another value than a text.
 _TAKEN = re.compile(
-    r"(null|true|false|yes|no|on|off|y|n|-?\.inf|\.nan|\.\.\.|-?[0-9.]*[0-9][0-9.]*([eE][-+]?[0-9]+)?)", re.IGNORECASE
+    r"(null|true|false|yes|no|on|off|y|n|-?\.inf|\.nan|\.\.\.|0x[0-9a-f]+|-?[0-9.]*[0-9][0-9.]*([eE][-+]?[0-9]+)?)",
+    re.IGNORECASE,
 )
 
 

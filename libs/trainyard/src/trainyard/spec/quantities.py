@@ -26,7 +26,7 @@ _MEMORY_FACTORS = {
 _MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d|w)")
 _LOOSE_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s*")
-_LONGEST = 40  # characters; more is no quantity, and slow to convert
+LONGEST = 40  # characters; more is no quantity, and slow to convert
 
 _MEMORY_SPELLINGS = {
     "m": "Mi",
@@ -114,7 +114,7 @@ def _is_whole(value: object) -> bool:
 
 def _matches(pattern: str, value: str) -> bool:
     # fullmatch, because `$` alone would let a line end pass.
-    return len(value) <= _LONGEST and re.fullmatch(pattern[1:-1], value) is not None
+    return len(value) <= LONGEST and re.fullmatch(pattern[1:-1], value) is not None
 
 
 def _is_number(value: object) -> bool:
@@ -156,7 +156,7 @@ def _duration_complaint(value: object) -> str:
 
 def _parts(value: object) -> list[tuple[str, str]]:
     """The numbers and lower-case words of a loosely written quantity; nothing when it has anything else."""
-    if not isinstance(value, str) or len(value) > _LONGEST // 2:
+    if not isinstance(value, str) or len(value) > LONGEST // 2:
         return []
     text = value.strip().lower()
     return _LOOSE_PART.findall(text) if re.fullmatch(f"({_LOOSE_PART.pattern})+", text) else []
