@@ -27,11 +27,13 @@ class Gpus:
         except pynvml.NVMLError as error:
             raise OSError(f"NVML: {error}") from error
 
-    def read(self, index: int) -> tuple[float, int]:
-        """Utilisation from 0 to 1, and bytes in use; zeros for a device that fell silent."""
+    def read(self, index: int) -> tuple[float, int] | None:
+        """Utilisation from 0 to 1, and bytes in use; zeros for a device that fell silent; None: it cannot be read."""
+        handle = self._handles.get(index)
+        if handle is None:
+            return None
         try:
-            handle = self._handles[index]
             utilisation = self._nvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
             return utilisation, int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
-        except (KeyError, self._nvml.NVMLError):
+        except self._nvml.NVMLError:
             return 0.0, 0

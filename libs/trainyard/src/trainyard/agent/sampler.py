@@ -60,9 +60,10 @@ class Sampler:
         used = sum(count - before.get(pid, 0) for pid, count in ticks.items())
         usage = common_pb2.Usage(memory_bytes=memory, cpu=used / _TICKS_PER_S / (now - at) if now > at else 0.0)
         for device in target.gpus:
-            utilisation, device_memory = self._gpus.read(device)
-            usage.gpu.append(utilisation)
-            usage.gpu_memory_bytes.append(device_memory)
+            reading = self._gpus.read(device)
+            if reading is not None:
+                usage.gpu.append(reading[0])
+                usage.gpu_memory_bytes.append(reading[1])
         return usage
 
 
