@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from trainyard_protos.v1 import artifacts_pb2, artifacts_pb2_grpc, metrics_pb2, metrics_pb2_grpc
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.faults.trainer import evidence
 from tests.faults.trainer.evidence import Told
 
-DEADLINE_S = 60
 _OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.enable_http_proxy", 0))
 _SHOWN = 20
 
@@ -80,7 +80,7 @@ class Api:
     @property
     def with_deadline(self) -> dict[str, object]:
         """Arguments of every call."""
-        return {"metadata": self._metadata, "timeout": DEADLINE_S}
+        return {"metadata": self._metadata, "timeout": PATIENCE_S}
 
     def stored(self, job_id: str, output: str = "") -> Stored:
         """Everything about a job. `output`: the name of the artifact it makes at its end."""

@@ -16,13 +16,14 @@ import pytest
 from trainyard.client import Client
 from trainyard.home import read_endpoint
 
+from scripts.testbed.patience import PATIENCE_S
 from scripts.testbed.yard import SplitYard, Stores
 
 YARD = Path(sys.executable).with_name("yard")
 REPOSITORY = Path(__file__).parents[1]
 
 
-def wait_until(condition: Callable[[], object], what: str, timeout_s: float = 60) -> object:
+def wait_until(condition: Callable[[], object], what: str, timeout_s: float = PATIENCE_S) -> object:
     """The first true value of a condition that a process outside of this test's reach brings about."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
@@ -43,7 +44,7 @@ class YardHome:
     def run(self, *arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
         """`yard ARGUMENTS...`, to its end."""
         return subprocess.run(
-            [YARD, *arguments], env=self.environ, capture_output=True, text=True, timeout=240, **options
+            [YARD, *arguments], env=self.environ, capture_output=True, text=True, timeout=PATIENCE_S, **options
         )
 
     def spawn(self, *arguments: str | Path, **options: object) -> subprocess.Popen[str]:
@@ -110,7 +111,7 @@ class YardHome:
         return [process for process in self.processes() if "trainyard.agent" in _command(process)]
 
     def assert_nothing_left(self) -> None:
-        wait_until(lambda: not self.processes(), f"the end of {[_command(p) for p in self.processes()]}", 30)
+        wait_until(lambda: not self.processes(), f"the end of {[_command(p) for p in self.processes()]}")
 
     def sweep(self) -> None:
         """Ends what a failed test left behind."""
@@ -138,7 +139,7 @@ class SplitHome(YardHome):
             for job in jobs:
                 job.cancel()
             for job in jobs:
-                job.wait(60, check=False)
+                job.wait(PATIENCE_S, check=False)
         self.split.stop()
 
     def kill(self) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from trainyard.client import JobHandle
 from trainyard_protos.v1 import scheduler_pb2
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import wait_until
 
-WAIT_S = 120
-"""For one job to end; far beyond what any of these takes."""
+WAIT_S = PATIENCE_S
+"""For one job to end."""
 
 
 def document(command: Sequence[str], name: str = "probe", **spec: object) -> dict[str, object]:

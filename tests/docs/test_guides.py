@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import REPOSITORY, YardHome
 from tests.docs.transcript import Command, File, steps
 
@@ -36,7 +37,7 @@ class Reader:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=240,
+            timeout=2 * PATIENCE_S,
         )
         output, _, folder = result.stdout.rpartition(MARK)
         self.folder = Path(folder.strip())

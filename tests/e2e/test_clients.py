@@ -115,7 +115,7 @@ def test_pages_of_a_list_join_without_gap_or_repetition(shared_yard, client):
     with grpc.insecure_channel(read_endpoint(shared_yard.folder).endpoint) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         while not pages or request.page_token:
-            answer = stub.ListJobs(request, metadata=metadata, timeout=10)
+            answer = stub.ListJobs(request, metadata=metadata, timeout=WAIT_S)
             pages.append([job.name for job in answer.jobs])
             request.page_token = answer.next_page_token
     assert pages == [["paged-4", "paged-3"], ["paged-2", "paged-1"], ["paged-0"]]

@@ -88,7 +88,7 @@ def test_a_run_exits_as_its_job_does(shared_yard, tmp_path, client):
     command = shared_yard.spawn("run", job_file(tmp_path, ["sleep", "600"], "cancelled", gracePeriod="1s"))
     wait_until(lambda: any(job.started_ns for job in client.list(name_contains="cancelled")), "the job to run")
     assert shared_yard.run("cancel", "cancelled").returncode == 0
-    command.communicate(timeout=60)
+    command.communicate(timeout=WAIT_S)
     assert command.returncode == 7
 
 
@@ -186,7 +186,7 @@ def test_logs_are_followed_to_the_end_of_the_job(shared_yard, held):
     follower = shared_yard.spawn("logs", "-f", job.id)
     assert follower.stdout.readline() == "waiting\n"
     open_gate()
-    rest, _ = follower.communicate(timeout=60)
+    rest, _ = follower.communicate(timeout=WAIT_S)
     assert "through" in rest.splitlines()
     assert follower.returncode == 0
 
@@ -236,7 +236,7 @@ def test_two_runs_at_once_share_a_yard_that_ends_with_them(home, tmp_path):
         home.spawn("run", job_file(tmp_path, ["sh", "-c", f"echo out of {name}"], name)) for name in ("one", "two")
     ]
     for name, command in zip(("one", "two"), commands, strict=True):
-        shown, _ = command.communicate(timeout=120)
+        shown, _ = command.communicate(timeout=WAIT_S)
         assert command.returncode == 0, shown
         assert f"out of {name}" in shown
     home.assert_nothing_left()

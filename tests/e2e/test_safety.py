@@ -30,7 +30,7 @@ def test_a_caller_without_the_token_is_refused_on_loopback_too(shared_yard, meta
     with grpc.insecure_channel(read_endpoint(shared_yard.folder).endpoint) as channel:
         stub = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         with pytest.raises(grpc.RpcError) as refused:
-            stub.ListJobs(scheduler_pb2.ListJobsRequest(), metadata=metadata, timeout=10)
+            stub.ListJobs(scheduler_pb2.ListJobsRequest(), metadata=metadata, timeout=WAIT_S)
     assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 

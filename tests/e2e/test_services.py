@@ -27,7 +27,7 @@ def ask(yard, service, path, token=""):
     url = f"http://127.0.0.1:{yard.split.services[service].metrics_port}{path}"
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=WAIT_S) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -124,7 +124,7 @@ def program(service, *arguments, **environ):
         env=os.environ | environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=WAIT_S,
     )
 
 
@@ -172,7 +172,7 @@ def test_everything_ends_with_the_process_that_owns_it(tmp_path):
     home = tmp_path / "home"
     environ = os.environ | {"TRAINYARD_HOME": str(home)}
     script = REPOSITORY / "scripts" / "services"
-    up = subprocess.run([script, "up"], env=environ, capture_output=True, text=True, timeout=240)
+    up = subprocess.run([script, "up"], env=environ, capture_output=True, text=True, timeout=WAIT_S)
     assert up.returncode == 0, up.stderr + (home / "services.log").read_text()
     pids = [int(line.split()[3]) for line in up.stdout.splitlines()]
     assert len(pids) == 8

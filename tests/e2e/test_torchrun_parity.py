@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scripts.testbed.patience import PATIENCE_S
+
 SCRIPT = """
     import json, os
     names = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_", "OMP_")
@@ -30,7 +32,9 @@ def environments(output: str) -> dict[str, dict[str, str]]:
 def test_workers_get_what_torchrun_gives_them(yard, job_file):
     file = job_file(SCRIPT, "runtime: torchrun\ncommand: [python, train.py]\ncode: {path: .}\nworkersPerNode: 2\n")
     torchrun = [Path(sys.executable).with_name("torchrun"), "--standalone", "--nproc-per-node", "2", "train.py"]
-    stock = subprocess.run(torchrun, cwd=file.parent, env=yard.environ, capture_output=True, text=True, timeout=120)
+    stock = subprocess.run(
+        torchrun, cwd=file.parent, env=yard.environ, capture_output=True, text=True, timeout=PATIENCE_S
+    )
     wanted = environments(stock.stdout)
     given = environments(yard.run("run", file).stdout)
     assert wanted.keys() == given.keys() == {"0", "1"}

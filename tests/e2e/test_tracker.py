@@ -24,7 +24,7 @@ PLAIN = """
 
 
 def run_script(home, code):
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=home.environ, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=home.environ, check=True, timeout=WAIT_S)
 
 
 def plain_runs(home):

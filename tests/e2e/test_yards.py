@@ -100,7 +100,7 @@ def test_a_yard_in_the_foreground_ends_with_its_terminal(home):
     command = home.spawn("up", "--foreground")
     wait_until(lambda: read_endpoint(home.folder), "the yard")
     command.send_signal(signal.SIGINT)
-    command.communicate(timeout=60)
+    command.communicate(timeout=WAIT_S)
     assert command.returncode == 0
     home.assert_nothing_left()
 
@@ -112,10 +112,10 @@ def test_prometheus_can_read_a_yard_with_its_token(home):
         client.submit(document(["true"])).wait(WAIT_S)
         assert client.info().metrics_url == f"http://127.0.0.1:{port}/metrics"
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S)
     token = (home.folder / "token").read_text()
     request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=10) as answer:
+    with urllib.request.urlopen(request, timeout=WAIT_S) as answer:
         lines = answer.read().decode().splitlines()
     assert 'trainyard_ready{service="metrics"} 1.0' in lines
     assert any(line.startswith("trainyard_grpc_calls_total{") for line in lines)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+from scripts.testbed.patience import PATIENCE_S
+
 _BLOCK = 64 * 1024
 
 
@@ -61,7 +63,7 @@ class Relay:
         self._become("healthy")
 
     def _call(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE_S)
 
     def _become(self, state: str) -> None:
         async def change() -> None:

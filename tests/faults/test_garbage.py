@@ -14,6 +14,7 @@ from trainyard.client import Client
 from trainyard.errors import Conflict, NotFound, NotRunning
 from trainyard.home import read_endpoint, token
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import YardHome, wait_until
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ def test_garbage_collection_never_takes_what_an_upload_commits(make_home, tmp_pa
         yard.kill()
         yard.up()
     for thread in threads:
-        thread.join(120)
+        thread.join(PATIENCE_S)
     assert [uploader.failure for uploader in uploaders] == [None] * UPLOADERS, f"seed {seed}"
     with yard.client() as client:
         assert_intact(client, uploaders, tmp_path / "downloads")

@@ -40,7 +40,7 @@ class Training:
     def __init__(self, client, gate):
         self.gate = gate
         self.job = client.submit(document(python(TRAINING), env={"GATE": str(gate)}))
-        wait_until(lambda: self.steps() > 0, "its first steps", WAIT_S)
+        wait_until(lambda: self.steps() > 0, "its first steps")
 
     def steps(self):
         return len(self.job.metrics("loss").get("loss", NO_POINTS).step)
@@ -48,7 +48,7 @@ class Training:
     def goes_on(self):
         """Whether more steps arrive than there were."""
         before = self.steps()
-        return wait_until(lambda: self.steps() > before, "further steps", WAIT_S)
+        return wait_until(lambda: self.steps() > before, "further steps")
 
     def assert_whole(self):
         """Ends it: one attempt, and every step it says it made is stored once."""

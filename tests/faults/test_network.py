@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import YardHome, wait_until
 from tests.faults.relay import Relay
 from tests.faults.training import Training, agents_go_through, memory_bytes, yard_process
 
 AGENT_MEMORY = 80 * 2**20
-PATIENCE_S = 90
 """For agents to notice that a connection is dead, and to send what waited."""
 
 

@@ -7,13 +7,13 @@ import random
 import psutil
 import pytest
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import SplitHome, wait_until
 from tests.faults.training import Training, memory_bytes
 
 KILLS = 6
 AGENT_MEMORY = 80 * 2**20
 SERVICE_GROWTH = 150 * 2**20
-PATIENCE_S = 90
 
 
 @pytest.fixture(scope="module")

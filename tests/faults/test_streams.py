@@ -16,6 +16,7 @@ import pytest
 from trainyard.home import token
 from trainyard_protos.v1 import common_pb2, metrics_pb2
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.checker import Api, stored_values
 from tests.conftest import YardHome
 from tests.faults.trainer.evidence import TRAIN_NAMES, train_values
@@ -151,7 +152,7 @@ def test_two_senders_of_one_writer_at_once_store_it_once(api):
     for sender in senders:
         sender.start()
     for sender in senders:
-        sender.join(120)
+        sender.join(PATIENCE_S)
     assert failures == []
     assert_stored_once(api, [writer], rows)
 

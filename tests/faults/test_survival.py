@@ -15,6 +15,7 @@ from trainyard.errors import Conflict
 from trainyard.home import read_endpoint
 from trainyard_protos.v1 import artifacts_pb2, artifacts_pb2_grpc
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import wait_until
 
 COUNTER = """
@@ -181,10 +182,10 @@ def test_a_start_that_arrives_twice_or_late_starts_nothing(yard, counting):
     workers = {process.pid for process in yard.workers()}
     folder = yard.folder / "attempts" / job.status().attempt_id / "node-0"
     again = [sys.executable, "-m", "trainyard.agent", folder]
-    assert subprocess.run(again, env=yard.environ, timeout=30).returncode == 0
+    assert subprocess.run(again, env=yard.environ, timeout=PATIENCE_S).returncode == 0
     assert {process.pid for process in yard.workers()} == workers
     assert job.wait().attempt == 1
-    assert subprocess.run(again, env=yard.environ, timeout=30).returncode == 0
+    assert subprocess.run(again, env=yard.environ, timeout=PATIENCE_S).returncode == 0
     assert starts(client, job) == [(1, 0), (1, 1)]
     assert loss_steps(job) == list(range(1, 61))
 
@@ -207,7 +208,7 @@ HANG = """
 HANG_SPEC = """
     command: [python, train.py]
     code: {path: .}
-    hangTimeout: 2s
+    hangTimeout: 10s
     retries: {limit: 1, backoff: 100ms}
 """
 
@@ -256,7 +257,7 @@ def test_a_killed_command_leaves_no_process(home, job_file, number):
     command = home.spawn("run", job_file(STUBBORN, STUBBORN_SPEC))
     wait_for_line(command, "grandchild")
     os.kill(command.pid, number)
-    command.communicate(timeout=60)
+    command.communicate(timeout=PATIENCE_S)
     home.assert_nothing_left()
 
 
@@ -264,7 +265,7 @@ def test_a_killed_yard_of_one_command_leaves_no_process(home, job_file):
     command = home.spawn("run", job_file(STUBBORN, STUBBORN_SPEC))
     wait_for_line(command, "grandchild")
     home.kill()
-    command.communicate(timeout=60)
+    command.communicate(timeout=PATIENCE_S)
     assert command.returncode not in (0, None)
     home.assert_nothing_left()
 
@@ -281,7 +282,7 @@ def test_ctrl_c_detaches_and_the_yard_ends_with_the_job(home, job_file):
     command = home.spawn("run", job_file(SHORT, "{command: [python, train.py], code: {path: .}}\n"))
     wait_for_line(command, "ready")
     os.killpg(command.pid, signal.SIGINT)
-    output, _ = command.communicate(timeout=60)
+    output, _ = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 130, output
     assert "yard logs" in output
     assert home.processes(), "the job goes on"

@@ -12,6 +12,8 @@ from servicekit.exposition import Exposition
 from servicekit.health import Health
 from servicekit.server import Tls
 
+from scripts.testbed.patience import PATIENCE_S
+
 TOKEN = "the-token-of-this-yard"
 
 
@@ -33,7 +35,7 @@ async def get(url, token="", context=None):
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             request = urllib.request.Request(url, headers=headers)
-            with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+            with urllib.request.urlopen(request, timeout=PATIENCE_S, context=context) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:

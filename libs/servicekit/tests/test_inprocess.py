@@ -11,7 +11,9 @@ from kombu import Connection, Consumer, Queue
 from servicekit.ids import new_id
 from servicekit.inprocess import SCHEME, bell
 
-WAIT_S = 20
+from scripts.testbed.patience import PATIENCE_S
+
+WAIT_S = PATIENCE_S
 
 
 @pytest.fixture

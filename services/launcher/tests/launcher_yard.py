@@ -29,8 +29,10 @@ from trainyard_protos.v1 import (
     scheduler_pb2_grpc,
 )
 
+from scripts.testbed.patience import PATIENCE_S
+
 SMALL_AGENT = (sys.executable, str(Path(__file__).with_name("small_agent.py")))
-WAIT_S = 60
+WAIT_S = PATIENCE_S
 ENDED = scheduler_pb2.ATTEMPT_PHASE_ENDED
 Report = scheduler_pb2.ReportAttemptRequest
 

@@ -1,7 +1,7 @@
 """An agent reduced to its contract with the launcher; a test can ask it to misbehave (`AGENT_MODE` in the job's env).
 
 Modes: `silent` says nothing after hello; `mute` never connects; `deaf` does not stop; `chatty` says often that it is
-well; `stackless` takes no stacks.
+well; `stackless` takes no stacks; `tardy` names its workers only a good while after it said that they run.
 """
 
 from __future__ import annotations
@@ -131,6 +131,8 @@ class Agent:
         return Message.Hello(attempt_id=plan.attempt_id, fence=plan.fence, node=plan.node, phase=self.phase.phase)
 
     async def speak(self, call: grpc.aio.StreamStreamCall, listening: asyncio.Task[None]) -> None:
+        if self.mode == "tardy":
+            await asyncio.sleep(2)
         await call.write(self.heartbeat())
         if lines := self.plan.env.get("AGENT_LINES"):
             texts = [common_pb2.LogLine(seq=i, node=self.plan.node, text=f"line {i}") for i in range(int(lines))]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
 import stat
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from trainyard.channel import connect
 from trainyard.home import process_start_time
 from trainyard_launcher.backends.process import sweep
 from trainyard_launcher.reports import Reporter
-from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -177,6 +179,21 @@ async def test_an_agent_that_cannot_begin_is_lost_and_its_own_words_are_told(tmp
         exit = (await yard.scheduler.ended(attempt)).exit
     assert exit.reason == "AgentLost"
     assert "no luck today" in exit.last_lines
+
+
+async def test_time_in_which_the_launcher_itself_stood_still_is_nobodys_silence(tmp_path: Path) -> None:
+    async with running_yard(tmp_path, silence_s=4) as yard:
+        attempt = await yard.run(FOREVER, env={"AGENT_MODE": "chatty"})
+        time.sleep(9)
+        before = time.time_ns()
+
+        async def last_heard() -> int:
+            request = launcher_pb2.DescribeRequest(job_id=yard.job_of(attempt))
+            return (await yard.user.Describe(request)).nodes[0].heard_ns
+
+        while await last_heard() < before:
+            await asyncio.sleep(0.05)
+        assert yard.scheduler.phases(attempt) == ["started"]
 
 
 async def test_an_agent_that_falls_silent_is_given_up(tmp_path: Path) -> None:

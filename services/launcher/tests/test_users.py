@@ -148,6 +148,12 @@ async def test_a_shell_has_the_workers_folder_and_environment(yard: Yard) -> Non
     assert code == 3
 
 
+async def test_a_shell_waits_for_the_first_word_about_its_worker(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER, workers_per_node=2, env={"AGENT_MODE": "tardy"})
+    output, _ = await shell(yard, attempt, "sh", "-c", "echo $RANK", tty=False, rank=1)
+    assert output == "1\n"
+
+
 async def test_a_shell_reads_what_the_user_types(yard: Yard) -> None:
     attempt = await yard.run(FOREVER)
     output, code = await shell(yard, attempt, "sh", tty=False, stdin=b"echo typed-$((40 + 2))\nexit 4\n")

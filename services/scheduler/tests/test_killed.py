@@ -20,6 +20,7 @@ from trainyard_protos.v1 import common_pb2 as c
 from trainyard_protos.v1 import scheduler_pb2 as s
 from trainyard_protos.v1 import scheduler_pb2_grpc
 
+from scripts.testbed.patience import PATIENCE_S
 from scripts.testbed.ports import free_port
 from services.scheduler.tests import killable
 from services.scheduler.tests.yard import COMPLETED, ENDS, LAUNCHER, document, exit_of
@@ -71,7 +72,7 @@ class Client:
     async def call(self, method: Callable[..., Any], request: Any) -> Any:
         while True:
             try:
-                answer = await method(request, wait_for_ready=True, timeout=60)
+                answer = await method(request, wait_for_ready=True, timeout=PATIENCE_S)
             except grpc.aio.AioRpcError as error:
                 if error.code() != grpc.StatusCode.UNAVAILABLE:
                     raise

@@ -16,6 +16,8 @@ from trainyard_protos.v1 import scheduler_pb2 as s
 from trainyard_protos.v1 import scheduler_pb2_grpc
 from trainyard_scheduler.app import Scheduler
 
+from scripts.testbed.patience import PATIENCE_S
+
 LAUNCHER = "launcher-1"
 ENDS = (s.JOB_STATE_SUCCEEDED, s.JOB_STATE_FAILED, s.JOB_STATE_CANCELLED)
 
@@ -76,7 +78,7 @@ class Yard:
         with self.celery.connection_for_read() as connection:
             waiting = connection.SimpleQueue(Queue(queue, routing_key=queue), no_ack=True)
             while True:
-                message = waiting.get(timeout=30)
+                message = waiting.get(timeout=PATIENCE_S)
                 content: dict[str, Any] = json.loads(message.body)[1]
                 if content[key] == value:
                     return {"task": message.headers["task"], **content}

@@ -23,9 +23,10 @@ from trainyard_artifacts.app import Artifacts
 from trainyard_metrics.app import Metrics
 from trainyard_protos.v1 import artifacts_pb2_grpc, common_pb2, launcher_pb2, launcher_pb2_grpc, metrics_pb2_grpc
 
+from scripts.testbed.patience import PATIENCE_S
+
 Message = launcher_pb2.AgentMessage
 Command = launcher_pb2.AgentCommand
-DEADLINE_S = 180
 
 
 class LauncherEnd(launcher_pb2_grpc.AgentServiceServicer):
@@ -59,13 +60,13 @@ class LauncherEnd(launcher_pb2_grpc.AgentServiceServicer):
 
     async def wait_for(self, wanted: Callable[[Message], bool]) -> Message:
         """The first message a predicate likes, also one that was heard before."""
-        async with asyncio.timeout(DEADLINE_S), self._changed:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
             await self._changed.wait_for(lambda: any(map(wanted, self.heard)))
             return next(message for message in self.heard if wanted(message))
 
     async def wait_for_heartbeats(self, count: int) -> None:
         """So many more of them: the agent had time for whatever else it does."""
-        async with asyncio.timeout(DEADLINE_S), self._changed:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
             wanted = self._heartbeats() + count
             await self._changed.wait_for(lambda: self._heartbeats() >= wanted)
 
@@ -104,7 +105,7 @@ class Door(grpc.aio.ServerInterceptor):
 
     async def wait_for(self, method: str) -> None:
         """Until such a call came."""
-        async with asyncio.timeout(DEADLINE_S), self._changed:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
             await self._changed.wait_for(lambda: method in self.came)
 
 
@@ -200,7 +201,7 @@ class Attempt:
 
     async def wait(self) -> int:
         assert self.process is not None
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.process.wait()
 
     async def run(self) -> common_pb2.Exit:

@@ -66,7 +66,7 @@ async def test_tracked_values_arrive_each_once(attempt):
 async def test_progress_and_newest_values_are_heard_while_training_runs(attempt, yard):
     code = (
         "import time; from trainyard import tracker\n"
-        "tracker.progress(4, 10); tracker.log({'loss': 0.25}, step=4)\nprint('logged', flush=True)\ntime.sleep(60)"
+        "tracker.progress(4, 10); tracker.log({'loss': 0.25}, step=4)\nprint('logged', flush=True)\ntime.sleep(3600)"
     )
     run = attempt(["python-code", code])
     await run.start()
@@ -79,7 +79,7 @@ async def test_progress_and_newest_values_are_heard_while_training_runs(attempt,
 
 
 async def test_what_a_worker_uses_is_measured_and_stored(attempt, yard):
-    run = attempt(["sh", "-c", "echo ready; sleep 60"])
+    run = attempt(["sh", "-c", "echo ready; sleep 3600"])
     await run.start()
     beat = await yard.launcher.wait_for(lambda each: any(w.usage.memory_bytes for w in each.heartbeat.workers))
     assert beat.heartbeat.workers[0].usage.memory_bytes < 100e6

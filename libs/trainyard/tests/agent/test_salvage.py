@@ -6,11 +6,12 @@ import os
 import signal
 
 import pytest
-from agent_yard import DEADLINE_S
 from trainyard.agent.plan import read_plan
 from trainyard.agent.run_record import RUN_FILE
 from trainyard.agent.salvage import read_on, salvage
 from trainyard_protos.v1 import metrics_pb2
+
+from scripts.testbed.patience import PATIENCE_S
 
 WORKER = """
 from trainyard import tracker
@@ -90,7 +91,7 @@ async def test_rows_and_facts_that_a_killed_agent_had_not_sent_are_delivered(kil
 
 @pytest.mark.parametrize("described_by_agent", [True, False])
 async def test_a_run_that_its_agent_could_not_open_is_opened_as_what_it_is(attempt, yard, described_by_agent):
-    run = attempt(["sh", "-c", "echo begun; echo > done; exec sleep 60"], spec_json='{"spec": {}}')
+    run = attempt(["sh", "-c", "echo begun; echo > done; exec sleep 3600"], spec_json='{"spec": {}}')
     (run.folder / "work").mkdir()
     os.mkfifo(run.folder / "work" / "done")
     await yard.stop()
@@ -109,6 +110,6 @@ async def test_a_run_that_its_agent_could_not_open_is_opened_as_what_it_is(attem
 
 
 async def wait_for(path):
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not path.exists():
             await asyncio.sleep(0.01)

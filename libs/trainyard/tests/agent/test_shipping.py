@@ -25,7 +25,7 @@ from trainyard.tracker import records
 from trainyard.tracker.writing import Log
 from trainyard_protos.v1 import metrics_pb2, metrics_pb2_grpc
 
-DEADLINE_S = 60
+from scripts.testbed.patience import PATIENCE_S
 
 
 @pytest.fixture
@@ -55,12 +55,12 @@ class Shipping:
 
     async def finish(self):
         self.look()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await self.shipper.finish(self.task)
 
     async def acknowledged(self, row):
         """Waits until metrics has everything below that number, of every writer."""
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not all(log.source.acknowledged >= row for log in self.tracked.logs):
                 await asyncio.sleep(0.01)
 
@@ -257,11 +257,11 @@ async def test_what_is_under_way_is_bounded_and_no_writer_waits_for_another(fold
             Link(token="", endpoint=f"127.0.0.1:{port}"), metrics_pb2.Run(id="x"), lambda: tracked.sources, print
         )
         task = asyncio.create_task(shipper.run())
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not sent or sent[-1] < windows.MAX_BYTES:
                 await asyncio.sleep(0.01)
         deaf.hear.set()
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(PATIENCE_S):
             await shipper.finish(task)
     assert max(sent) < windows.MAX_BYTES + 256 * 1024
     assert len(set(deaf.batches.values())) == 1  # as many batches of each
@@ -290,7 +290,7 @@ def script(yard, tmp_path):
 
 async def delivered(yard):
     """The runs, when everything is delivered."""
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while any((yard.home / "offline").iterdir()):
             await asyncio.sleep(0.05)
     async with yard.metrics_stub() as stub:

@@ -1,11 +1,14 @@
 """Hangs, stacks, and runs of plain processes."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import time
 
 import psutil
 import pytest
+from trainyard.agent.hang import Pulse
 from trainyard.home import YardFile, boot_id, process_start_time, write_endpoint
 from trainyard_protos.v1 import launcher_pb2, metrics_pb2
 
@@ -21,7 +24,7 @@ wait_for_nothing()
 
 
 async def test_a_job_without_a_sign_of_life_is_hung_and_its_stacks_are_kept(attempt, yard):
-    exit = await attempt(["python-code", HANG], hang_timeout_s=1.0, workers_per_node=2).run()
+    exit = await attempt(["python-code", HANG], hang_timeout_s=5.0, workers_per_node=2).run()
     assert exit.reason == "Hung"
     assert "Hung" in yard.launcher.notes()
     lines = [line for message in yard.launcher.heard for line in message.lines.lines if line.stream == "stacks"]
@@ -29,15 +32,25 @@ async def test_a_job_without_a_sign_of_life_is_hung_and_its_stacks_are_kept(atte
     assert any("wait_for_nothing" in line.text for line in lines)
 
 
+async def test_time_in_which_the_agent_itself_stood_still_is_no_silence():
+    silent = asyncio.ensure_future(Pulse().silent_for(0.5))
+    await asyncio.sleep(0)
+    time.sleep(1)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not silent.done()
+    await silent
+
+
 async def test_output_is_a_sign_of_life(attempt):
-    script = "for i in 1 2 3 4 5 6 7 8 9 10; do echo $i; sleep 0.3; done"
-    exit = await attempt(["sh", "-c", script], hang_timeout_s=2.0).run()
+    script = "i=0; while [ $i -lt 40 ]; do i=$((i + 1)); echo $i; sleep 0.3; done"
+    exit = await attempt(["sh", "-c", script], hang_timeout_s=10.0).run()
     assert exit.reason == "Completed"
 
 
 async def test_tracked_values_are_a_sign_of_life(attempt):
-    code = "import time; from trainyard import tracker\nfor s in range(10): tracker.log({'a': s}); time.sleep(0.3)"
-    exit = await attempt(["python-code", code], hang_timeout_s=2.0).run()
+    code = "import time; from trainyard import tracker\nfor s in range(40): tracker.log({'a': s}); time.sleep(0.3)"
+    exit = await attempt(["python-code", code], hang_timeout_s=10.0).run()
     assert exit.reason == "Completed"
 
 
@@ -57,7 +70,7 @@ async def test_stacks_of_every_rank_are_taken_on_demand(attempt, yard):
 
 
 async def test_stacks_of_a_worker_without_python_say_so(attempt, yard):
-    run = attempt(["sh", "-c", "echo ready; sleep 60"])
+    run = attempt(["sh", "-c", "echo ready; sleep 3600"])
     await run.start()
     await yard.launcher.wait_for_line("ready")
     command = launcher_pb2.AgentCommand
@@ -69,7 +82,7 @@ async def test_stacks_of_a_worker_without_python_say_so(attempt, yard):
 
 
 async def test_an_idle_agent_is_small(attempt, yard):
-    run = attempt(["sh", "-c", "echo ready; sleep 60"])
+    run = attempt(["sh", "-c", "echo ready; sleep 3600"])
     await run.start()
     await yard.launcher.wait_for_line("ready")
     await yard.launcher.wait_for(lambda each: each.HasField("heartbeat"))

@@ -8,6 +8,8 @@ import signal
 import psutil
 import pytest
 
+from scripts.testbed.patience import PATIENCE_S
+
 CONTRACT = """
 import json, os
 names = ["RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR",
@@ -24,7 +26,7 @@ async def test_a_job_that_succeeds_is_completed_and_everything_is_acknowledged(a
 
 
 async def test_the_launcher_hears_the_phases_in_order_and_the_exit(attempt, yard):
-    run = attempt(["sh", "-c", "echo ready; sleep 60"])
+    run = attempt(["sh", "-c", "echo ready; sleep 3600"])
     await run.start()
     await yard.launcher.wait_for(lambda each: each.phase.phase == "running")
     yard.launcher.tell(stop("Cancelled", grace_s=20))
@@ -76,7 +78,7 @@ async def test_a_process_job_is_not_given_a_world(attempt):
 
 
 async def test_the_first_failing_rank_is_named_with_its_code_and_last_lines(attempt):
-    script = 'if [ $TRAINYARD_RANK = 1 ]; then echo "it broke"; exit 7; else sleep 60; fi'
+    script = 'if [ $TRAINYARD_RANK = 1 ]; then echo "it broke"; exit 7; else sleep 3600; fi'
     exit = await attempt(["sh", "-c", script], workers_per_node=2).run()
     assert (exit.reason, exit.exit_code, exit.first_failing_rank) == ("WorkerFailed", 7, 1)
     assert list(exit.last_lines) == ["it broke"]
@@ -140,7 +142,7 @@ async def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(at
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_to_the_agent_stops_the_workers(attempt, yard, number):
-    run = attempt(["sh", "-c", "echo ready; sleep 60"])
+    run = attempt(["sh", "-c", "echo ready; sleep 3600"])
     await run.start()
     await yard.launcher.wait_for_line("ready")
     run.process.send_signal(number)
@@ -150,7 +152,7 @@ async def test_a_signal_to_the_agent_stops_the_workers(attempt, yard, number):
 
 async def test_a_node_ends_with_the_process_it_is_tied_to(attempt, yard):
     owner = await asyncio.create_subprocess_exec("sleep", "60")
-    run = attempt(["sh", "-c", "echo ready; sleep 60"], tied_to_pid=owner.pid)
+    run = attempt(["sh", "-c", "echo ready; sleep 3600"], tied_to_pid=owner.pid)
     await run.start()
     await yard.launcher.wait_for_line("ready")
     owner.kill()
@@ -177,7 +179,7 @@ async def test_a_second_agent_in_the_same_folder_leaves_at_once_and_starts_nothi
 
 
 async def test_killing_the_agent_leaves_no_worker(attempt, yard):
-    run = attempt(["sh", "-c", "echo pid $$; exec sleep 60"], workers_per_node=2)
+    run = attempt(["sh", "-c", "echo pid $$; exec sleep 3600"], workers_per_node=2)
     await run.start()
     pids = [int((await yard.launcher.wait_for_line(f"pid {pid}")).text.split()[1]) for pid in await worker_pids(yard)]
     run.process.kill()
@@ -187,7 +189,7 @@ async def test_killing_the_agent_leaves_no_worker(attempt, yard):
 
 
 async def test_what_a_worker_left_running_ends_with_the_job(attempt):
-    run = attempt(["sh", "-c", "setsid sleep 60 & echo $!"])
+    run = attempt(["sh", "-c", "setsid sleep 3600 & echo $!"])
     exit = await run.run()
     assert exit.reason == "Completed"
     await asyncio.to_thread(gone, int(run.output()))
@@ -201,7 +203,7 @@ async def worker_pids(yard):
 def gone(pid):
     """Waits for the end of a process that is no child of this one."""
     try:
-        psutil.Process(pid).wait(timeout=30)
+        psutil.Process(pid).wait(timeout=PATIENCE_S)
     except psutil.NoSuchProcess:
         return
 

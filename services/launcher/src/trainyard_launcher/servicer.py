@@ -12,7 +12,7 @@ from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound, Res
 from trainyard_protos.v1 import launcher_pb2, launcher_pb2_grpc
 
 from trainyard_launcher import backend
-from trainyard_launcher.attempts import Attempt, Node
+from trainyard_launcher.attempts import Attempt, Node, Phase
 from trainyard_launcher.follow import JobFollower, follow_attempt
 from trainyard_launcher.registry import Registry
 from trainyard_launcher.settings import Settings
@@ -34,6 +34,7 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
         self._follower = follower
         self._stacks = stacks
         self._max_followers = settings.max_followers
+        self._patience_s = settings.call_timeout_s
         self._followers = 0
 
     async def Follow(
@@ -117,6 +118,7 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
                 f"the job has no rank {wanted.rank}", reason="NoSuchRank", hint=f"its ranks are 0 to {ranks - 1}"
             )
         node = attempt.nodes[wanted.rank // per_node]
+        await self._workers_known(attempt, node)
         pids = {worker.rank: worker.pid for worker in node.workers if worker.state == "running"}
         request = backend.ShellRequest(
             command=tuple(wanted.command),
@@ -129,6 +131,19 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
             return await self._backend.shell(attempt.facts.attempt_id, node.index, request)
         except backend.StartError as error:
             raise FailedPrecondition(str(error), reason="ShellFailed") from error
+
+    async def _workers_known(self, attempt: Attempt, node: Node) -> None:
+        """Returns once a running node's agent has said who its workers are, which it does soon after they run."""
+        event = attempt.watch()
+        try:
+            async with asyncio.timeout(self._patience_s):
+                while node.phase is Phase.RUNNING and not node.workers:
+                    event.clear()
+                    await event.wait()
+        except TimeoutError:
+            pass  # then it is a shell with the node's surroundings
+        finally:
+            attempt.unwatch(event)
 
     def _running(self, workspace: str, job_id: str) -> Attempt:
         wanted = _admit(workspace)

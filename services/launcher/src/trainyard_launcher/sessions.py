@@ -159,9 +159,10 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
 
     def _heartbeat(self, attempt: Attempt, node: Node, message: Message) -> None:
         self._hear(attempt, node)
-        node.workers = tuple(message.heartbeat.workers)
+        first, node.workers = not node.workers, tuple(message.heartbeat.workers)
         node.resumed_from, node.progressed = message.heartbeat.resumed_from, message.heartbeat.progressed
-        if message.heartbeat.HasField("progress") and attempt.note_progress(message.heartbeat.progress):
+        progressed = message.heartbeat.HasField("progress") and attempt.note_progress(message.heartbeat.progress)
+        if first or progressed:
             attempt.changed()
 
     def _lines(self, attempt: Attempt, node: Node, message: Message) -> None:

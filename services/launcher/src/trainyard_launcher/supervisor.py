@@ -37,6 +37,7 @@ _PHASES = {
     Phase.ENDED: scheduler_pb2.ATTEMPT_PHASE_ENDED,
 }
 _ENDED = scheduler_pb2.ATTEMPT_PHASE_ENDED
+_SILENT_LOOKS = 20  # within the time that counts as silence
 Command = launcher_pb2.AgentCommand
 
 
@@ -323,13 +324,24 @@ class Supervisor:
     # Silence
 
     async def _listen_for_silence(self) -> None:
+        look_s = self._settings.silence_s / _SILENT_LOOKS
         while True:
-            await asyncio.sleep(self._settings.silence_s / 4)
+            before = time.monotonic()
+            await asyncio.sleep(look_s)
             now = time.monotonic()
+            if (late_s := now - before - look_s) > look_s:
+                self._stood_still(late_s, now)
             for attempt in self.attempts:
                 for node in attempt.nodes:
                     if node.phase is not Phase.ENDED and node.forced is None and not attempt.unstarted:
                         self._end_if_silent(attempt, node, now)
+
+    def _stood_still(self, for_s: float, now: float) -> None:
+        """In time in which this process did not run, for instance because the whole machine stood still, it could hear
+        nobody: that is nobody's silence."""
+        for attempt in self.attempts:
+            for node in attempt.nodes:
+                node.heard = min(now, node.heard + for_s)
 
     def _end_if_silent(self, attempt: Attempt, node: Node, now: float) -> None:
         limit_s = self._settings.silence_s if node.heard_ns else self._settings.connect_s
