@@ -194,7 +194,7 @@ class Api:
 
     async def _headers(self) -> dict[str, str]:
         # The hook that renews a token may read files, or run the program a kubeconfig names.
-        token = await asyncio.to_thread(self._configuration.get_api_key_with_prefix, "authorization")
+        token = await asyncio.to_thread(self._configuration.get_api_key_with_prefix, "BearerToken", "authorization")
         return {"Accept": "application/json"} | ({"Authorization": token} if token else {})
 
     async def close(self) -> None:
