@@ -7,6 +7,7 @@ import os
 import pytest
 from ruamel.yaml import YAML
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import wait_until
 from tests.jobs import WAIT_S, document, output, python
 
@@ -248,4 +249,4 @@ def test_a_reader_may_close_the_pipe(shared_yard, client):
     command = shared_yard.spawn("logs", job.id)
     command.stdout.readline()
     command.stdout.close()
-    assert command.wait(60) == 0
+    assert command.wait(PATIENCE_S) == 0

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import YardHome, wait_until
 from tests.faults.relay import Relay
 from tests.faults.training import Training, agents_go_through, memory_bytes, yard_process
 
 AGENT_MEMORY = 80 * 2**20
-"""For agents to notice that a connection is dead, and to send what waited."""
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def whole_again(training: Training, relay: Relay) -> None:
     """What waited arrives while training goes on."""
     waited = training.steps
     relay.heal()
-    wait_until(lambda: training.stored_steps() >= waited, "what waited to be stored", PATIENCE_S)
+    wait_until(lambda: training.stored_steps() >= waited, "what waited to be stored")
     assert training.finish().attempt == 1
 
 
@@ -90,6 +88,6 @@ def test_a_stopped_yard_is_waited_for_and_no_memory_grows_meanwhile(yard, tmp_pa
     finally:
         server.resume()
     waited = training.steps
-    wait_until(lambda: training.stored_steps() >= waited, "what waited to be stored", PATIENCE_S)
+    wait_until(lambda: training.stored_steps() >= waited, "what waited to be stored")
     assert psutil.pid_exists(server.pid)
     assert training.finish().attempt == 1

@@ -13,7 +13,6 @@ from tests.conftest import wait_until
 STEPS = 60
 JOBS = 3
 ROUNDS = 7
-TIME_S = 240
 
 TRAINER = f"""
     import os, pathlib, re, time
@@ -88,7 +87,7 @@ def test_kills_at_random_moments_lose_nothing_and_do_nothing_twice(yard, job_fil
             goal = len(marked(marks, "steps")) + rng.randint(1, 25)
             wait_until(lambda goal=goal: len(marked(marks, "steps")) >= goal or _over(client, jobs), "some steps")
             kill_some(yard, rng)
-        wait_until(lambda: _over(client, jobs), "the end of every job", TIME_S)
+        wait_until(lambda: _over(client, jobs), "the end of every job")
         for name, job_id in zip(names, jobs, strict=True):
             _assert_whole(client, name, job_id, tmp_path / "downloads")
         starts = Counter(marked(marks, "starts"))

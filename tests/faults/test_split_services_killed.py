@@ -7,7 +7,6 @@ import random
 import psutil
 import pytest
 
-from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import SplitHome, wait_until
 from tests.faults.training import Training, memory_bytes
 
@@ -43,7 +42,7 @@ def test_a_killed_service_of_jobs_does_not_stop_what_runs(shared_yard: SplitHome
     wait_until(lambda: training.stored_steps() > 0, "points to arrive")
     shared_yard.split.services[name].kill()
     waited = training.steps + 500
-    wait_until(lambda: training.stored_steps() >= waited, "metrics to take points as before", PATIENCE_S)
+    wait_until(lambda: training.stored_steps() >= waited, "metrics to take points as before")
     shared_yard.split.services[name].start()
     assert training.finish().attempt == 1
 
@@ -58,6 +57,6 @@ def test_metrics_that_stand_still_are_waited_for_and_no_memory_grows(shared_yard
     assert memory_bytes(*shared_yard.agents()) < AGENT_MEMORY * len(shared_yard.agents())
     metrics.resume()
     waited = training.steps
-    wait_until(lambda: training.stored_steps() >= waited, "what waited to be stored", PATIENCE_S)
+    wait_until(lambda: training.stored_steps() >= waited, "what waited to be stored")
     assert memory_bytes(psutil.Process(metrics.process.pid)) - before < SERVICE_GROWTH
     assert training.finish().attempt == 1

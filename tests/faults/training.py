@@ -14,6 +14,7 @@ from trainyard.client import Client
 from trainyard.home import read_endpoint, token, write_endpoint
 from trainyard_protos.v1 import scheduler_pb2
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.checker import Api, assert_whole
 from tests.conftest import YardHome, wait_until
 from tests.faults.relay import Relay
@@ -88,10 +89,10 @@ class Training:
         """How many steps all workers came to."""
         return evidence.steps_told(self.folder)
 
-    def advance(self, steps: int, timeout_s: float = 60) -> None:
+    def advance(self, steps: int) -> None:
         """Waits until the workers did this many steps more: the proof that training goes on."""
         goal = self.steps + steps
-        wait_until(lambda: self.steps >= goal, f"{steps} further steps of training (seed {self.seed})", timeout_s)
+        wait_until(lambda: self.steps >= goal, f"{steps} further steps of training (seed {self.seed})")
 
     def trains_for(self, seconds: float) -> None:
         """Lets time pass, in which every second sees steps of training."""
@@ -117,7 +118,7 @@ class Training:
         with self.api() as api:
             return api.count(self.job_id, series)
 
-    def finish(self, timeout_s: float = 120) -> scheduler_pb2.Job:
+    def finish(self) -> scheduler_pb2.Job:
         """Tells the workers that it is enough; waits for the job's success; checks everything.
 
         Raises:
@@ -125,7 +126,7 @@ class Training:
         """
         (self.folder / evidence.ENOUGH).touch()
         with self.client() as client:
-            ended = client.job(self.job_id).wait(timeout_s, check=False)
+            ended = client.job(self.job_id).wait(PATIENCE_S, check=False)
         assert ended.state == scheduler_pb2.JOB_STATE_SUCCEEDED, (
             self.seed,
             ended.reason,

@@ -10,6 +10,8 @@ import sqlalchemy
 from servicekit.errors import Unavailable
 from servicekit.store import Store
 
+from scripts.testbed.patience import PATIENCE_S
+
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -126,13 +128,13 @@ async def test_a_writer_that_hangs_is_cut_off_by_the_stand_by(postgres_url, monk
     superseded = threading.Event()
     async with opened(postgres_url, on_superseded=superseded.set) as first:
         going_on = threading.Event()
-        first._writership._renew = lambda _connection: going_on.wait(30)
+        first._writership._renew = lambda _connection: going_on.wait(PATIENCE_S)
         async with opened(postgres_url, standby=True) as second:
             await second.write(insert("by the second"))
             going_on.set()
             with pytest.raises(Unavailable, match="another process has taken over"):
                 await first.write(insert("too late"))
-            assert await asyncio.to_thread(superseded.wait, 30)
+            assert await asyncio.to_thread(superseded.wait, PATIENCE_S)
 
 
 async def test_a_writer_whose_lock_was_cut_off_takes_it_again(postgres_server, postgres_url, monkeypatch):
@@ -140,7 +142,7 @@ async def test_a_writer_whose_lock_was_cut_off_takes_it_again(postgres_server, p
     async with opened(postgres_url) as first:
         await asyncio.to_thread(postgres_server.restart)
         held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while await first.read(lambda session: session.execute(sqlalchemy.text(held)).scalar()) == 0:
                 await asyncio.sleep(0.05)
         with pytest.raises(RuntimeError, match="one notes service at a time"):

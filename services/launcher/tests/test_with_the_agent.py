@@ -15,6 +15,8 @@ from trainyard_launcher.backends.process import sweep
 from trainyard_launcher.backends.process.agents import AGENT
 from trainyard_protos.v1 import launcher_pb2
 
+from scripts.testbed.patience import PATIENCE_S
+
 FOREVER = [sys.executable, "-c", "import signal; print('here', flush=True); signal.pause()"]
 
 
@@ -28,7 +30,7 @@ async def yard(tmp_path: Path):
 async def test_output_reaches_a_follower_while_the_worker_runs(yard: Yard) -> None:
     attempt = await yard.run(FOREVER)
     call = yard.user.Follow(launcher_pb2.FollowRequest(job_id=yard.job_of(attempt), attempt=1))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         async for event in call:
             if any(line.text == "here" and line.rank == 0 for line in event.lines.lines):
                 break

@@ -14,6 +14,7 @@ from trainyard_metrics.budget import Budget
 from trainyard_metrics.domain.schedule import Schedule
 from trainyard_metrics.settings import Settings
 
+from scripts.testbed.patience import PATIENCE_S
 from services.metrics.tests.metrics_kit import Ingestor, append, open_run, points, refused, run_id, series
 
 
@@ -137,7 +138,7 @@ def test_who_stops_waiting_takes_nothing_with_it(sizes, data):
         budget.give_back(20)
         kept = [(task, size) for task, size in zip(tasks, sizes, strict=True) if task not in gone]
         for task, size in kept:
-            await asyncio.wait_for(task, 60)
+            await asyncio.wait_for(task, PATIENCE_S)
             budget.give_back(size)
         await asyncio.gather(*tasks, return_exceptions=True)
         assert seen[-1] == 0

@@ -106,7 +106,7 @@ class Yard:
 
     async def until(self, job_id: str, event_type: str, after_seq: int = 0) -> s.Event:
         """Waits for an event of a job; the test's own time limit is the deadline."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             async for event in self.watch(job_id, after_seq):
                 if event.type == event_type:
                     return event

@@ -18,6 +18,7 @@ from libs.trainyard.tests.client.scripted import (
     lines,
     started,
 )
+from scripts.testbed.patience import PATIENCE_S
 
 SHORT = JOB_ID[:18]
 
@@ -189,7 +190,7 @@ async def test_a_killed_run_lets_go_of_the_yard(yard: ScriptedYard, file: str) -
     process.kill()
     await process.wait()
     end.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not yard.asked("left"):
             await asyncio.sleep(0)
     assert yard.asked("hold")[-1].on_loss == yard_pb2.AttachRequest.ON_LOSS_CANCEL

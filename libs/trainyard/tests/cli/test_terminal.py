@@ -18,6 +18,7 @@ from trainyard.cli import terminal
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
 from libs.trainyard.tests.client.scripted import JOB_ID, ScriptedYard, document, event, job, line, lines, started
+from scripts.testbed.patience import PATIENCE_S
 
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -45,7 +46,7 @@ class Terminal:
         return ESCAPES.sub("", self.shown)
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while text not in self.text:
                 self._changed.clear()
                 await self._changed.wait()

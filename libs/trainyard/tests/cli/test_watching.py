@@ -10,6 +10,7 @@ from trainyard.cli.run import watching
 from trainyard.client import AsyncClient
 
 from libs.trainyard.tests.client.scripted import Refusal, ScriptedYard, event, job, line, lines, started
+from scripts.testbed.patience import PATIENCE_S
 
 
 class _View:
@@ -50,12 +51,12 @@ async def test_the_end_of_output_alone_does_not_end_the_run(yard: ScriptedYard) 
     yard.live = [[started(1), lines(line(0, "hello"))]]
     async with AsyncClient() as client:
         showing = asyncio.create_task(watching.show(client, job("running"), view := _View()))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while "wrote" not in view.told or not yard.asked("GetJob"):
                 await asyncio.sleep(0)
         assert not showing.done()
         end.set()
-        await asyncio.wait_for(showing, 30)
+        await asyncio.wait_for(showing, PATIENCE_S)
 
 
 async def test_a_start_that_takes_long_is_explained(yard: ScriptedYard, monkeypatch: pytest.MonkeyPatch) -> None:

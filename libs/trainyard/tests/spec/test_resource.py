@@ -13,6 +13,8 @@ from trainyard.spec import cel
 from trainyard.spec.resource import definition, schema
 from trainyard.spec.schema import structural_schema
 
+from scripts.testbed.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[4]
 
 
@@ -65,7 +67,7 @@ def test_the_columns_show_fields_of_the_status() -> None:
 
 
 def test_what_is_checked_in_is_what_the_models_say() -> None:
-    done = subprocess.run([ROOT / "scripts/crds", "--check"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([ROOT / "scripts/crds", "--check"], capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
     text = (ROOT / "charts/trainyard/crds/trainingjobs.yaml").read_text()
     assert YAML(typ="safe").load(text) == definition()

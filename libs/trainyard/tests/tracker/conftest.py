@@ -5,12 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))  # with --import-mode=importlib, nothing else finds logs.py
-
-settings.register_profile("untimed", deadline=None)  # tests never time anything
-settings.load_profile("untimed")
 
 
 class Disk:

@@ -27,7 +27,7 @@ from trainyard.agent.sources import LineSource
 from trainyard.agent.spool import Spool
 from trainyard.agent.tracked import Tracked
 
-LIMIT_S = 15.0
+LIMIT_S = 30.0
 
 
 async def salvage(folder: Path, plan: Plan) -> bool:

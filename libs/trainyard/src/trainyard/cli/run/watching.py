@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trainyard.cli.run.views import View
     from trainyard.client import AsyncClient
 
-_LAST_LINES_S = 15.0
+_LAST_LINES_S = 30.0
 """How long output may lag behind the end of the job."""
 _REFRESH_S = 0.5
 _SLOW_START_S = 10.0

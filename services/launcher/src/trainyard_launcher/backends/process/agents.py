@@ -15,7 +15,7 @@ from trainyard_launcher.backends.process.folders import NodeFolder
 
 AGENT = (sys.executable, "-m", "trainyard.agent")
 SALVAGE = (sys.executable, "-m", "trainyard.agent.salvage")
-SALVAGE_S = 20.0  # it limits itself to less
+SALVAGE_S = 40.0  # it limits itself to less
 
 
 SECRETS_VARIABLE = "TRAINYARD_SECRETS"
