@@ -69,8 +69,8 @@ def serve() -> None:
     import trainkit.loop.fit  # noqa: F401
 
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        request = json.loads(line)
+    for number, line in enumerate(sys.stdin):
+        request = {"number": number, **json.loads(line)}
         children = [_fork(request, rank) for rank in range(request["processes"])]
         print(json.dumps(_codes(children)), flush=True)
 
@@ -119,7 +119,7 @@ def _child(request: dict[str, Any], rank: int) -> None:
     if processes > 1:
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(processes))
         # A store in a file needs no port, which another test could have taken. A new one for each life of a group.
-        store = dist.FileStore(str(Path(request["folder"]) / f"store-{os.getppid()}-{_life(request, rank)}"), processes)
+        store = dist.FileStore(str(Path(request["folder"]) / f"store-{request['number']}"), processes)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=processes)
     spec = importlib.util.spec_from_file_location("cases", request["file"])
     assert spec is not None and spec.loader is not None
@@ -129,13 +129,6 @@ def _child(request: dict[str, Any], rank: int) -> None:
     getattr(module, request["function"])(**request["arguments"])
     if processes > 1:
         dist.destroy_process_group()
-
-
-def _life(request: dict[str, Any], rank: int) -> int:
-    marks = Path(request["folder"])
-    life = len(list(marks.glob(f"life-{rank}-*")))
-    (marks / f"life-{rank}-{life}").touch()
-    return life
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ The order within one run:
         on_update_start, on_optimizer_end, on_schedule_end, on_update_end    at the end of an accumulation window,
                                                                              between on_backward_end and on_step_end
         on_evaluation_start, on_evaluation_step_start, on_evaluation_step_end, on_evaluation_end
-        on_checkpoint_start, on_checkpoint (when it is durable, at the loop's next step)
-      on_epoch_end
+      on_epoch_end                                                  after the epoch's evaluation, before its checkpoint
+        on_checkpoint_start, on_checkpoint (when it is durable, at the end of a later step)
     on_fit_end, or on_error
 """
 
@@ -69,7 +69,7 @@ class Callback:
         """The gradients of this batch are added to the window's."""
 
     def on_update_start(self, fit: Fit) -> None:
-        """Gradients are complete: summed over processes, unscaled, clipped. `fit.grad_norm` is set if it was computed."""
+        """Gradients are complete: summed over processes, unscaled, clipped. `fit.grad_norm` is what it was."""
 
     def on_optimizer_end(self, fit: Fit) -> None:
         """The weights are new; gradients are still there."""
@@ -102,7 +102,7 @@ class Callback:
         """The checkpoint at `path` is durable."""
 
     def on_epoch_end(self, fit: Fit) -> None:
-        """`state.epoch` counts this epoch; its evaluation and checkpoint are done."""
+        """`state.epoch` counts this epoch; its evaluation is done, its checkpoint comes next."""
 
     def on_fit_end(self, fit: Fit) -> None:
         """The run ended as it should, early or not."""

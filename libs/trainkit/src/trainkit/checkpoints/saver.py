@@ -10,44 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trainkit.checkpoints import folder as folders
 from trainkit.checkpoints.files import Stored, write
 from trainkit.checkpoints.policy import Checkpoints
 from trainkit.checkpoints.shards import INDEX, Planner, file_of, index_of, write_shard
+from trainkit.checkpoints.snapshot import SHARED, Snapshot, own_file
 from trainkit.checkpoints.tree import split
 from trainkit.errors import CheckpointError
-
-SHARED = "state.json"
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """State between two steps.
-
-    Args:
-        step: of the run.
-        shared: what is the same, or sharded, on every process.
-        own: what only this process has.
-        results: of the last evaluation, for the rule of the best checkpoint.
-    """
-
-    step: int
-    shared: Mapping[str, Any]
-    own: Mapping[str, Any]
-    results: Mapping[str, float]
-
-
-def own_file(rank: int) -> str:
-    return f"rank-{rank:05d}.json"
+from trainkit.sharded import local
 
 
 class Saver:
@@ -118,14 +95,13 @@ class Saver:
         return copies
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        here = local(tensor.detach())
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.shape != local.shape or buffer.dtype != local.dtype:
-            pinned = local.device.type == "cuda"
-            buffer = torch.empty(local.shape, dtype=local.dtype, device="cpu", pin_memory=pinned)
+        if buffer is None or buffer.shape != here.shape or buffer.dtype != here.dtype:
+            pinned = here.device.type == "cuda"
+            buffer = torch.empty(here.shape, dtype=here.dtype, device="cpu", pin_memory=pinned)
             self._buffers[name] = buffer
-        buffer.copy_(local, non_blocking=True)
+        buffer.copy_(here, non_blocking=True)
         return buffer
 
     def _write(self, snapshot: Snapshot, shared: Any, own: Any, planner: Planner) -> Path:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trainkit.errors import Desynchronized
+from trainkit.sharded import is_sharded
 
 if TYPE_CHECKING:
     from trainkit.strategies.base import Strategy
@@ -21,7 +21,7 @@ def compare(strategy: Strategy) -> None:
     Raises:
         Desynchronized: on every process, naming the first parameter that differs and the ranks that differ from most.
     """
-    mine = {name: _digest(p) for name, p in strategy.module.named_parameters() if not isinstance(p, DTensor)}
+    mine = {name: _digest(p) for name, p in strategy.module.named_parameters() if not is_sharded(p)}
     everyones = strategy.gather(mine)
     for name in mine:
         values = [digests[name] for digests in everyones]

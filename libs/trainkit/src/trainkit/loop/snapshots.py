@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trainkit import random
 from trainkit.checkpoints import folder as folders
-from trainkit.checkpoints import shards
 from trainkit.checkpoints.policy import Checkpoints
-from trainkit.checkpoints.saver import SHARED, Snapshot, own_file
+from trainkit.checkpoints.snapshot import SHARED, Snapshot, own_file
 from trainkit.checkpoints.tree import join, names, split
 from trainkit.errors import CheckpointError, DamagedCheckpoint, WrongCheckpoint
 from trainkit.loop import optimizers
+from trainkit.sharded import is_sharded
 from trainkit.strategies.base import Strategy
 
 if TYPE_CHECKING:
@@ -121,6 +120,8 @@ def load(fit: Fit, path: Path) -> None:
         WrongCheckpoint: it belongs to another model, optimizer or set of callbacks.
         DamagedCheckpoint: it cannot be read.
     """
+    from trainkit.checkpoints import shards
+
     manifest, index = folders.read_manifest(path), shards.read_index(path)
     plain, own = _read(path / SHARED), {}
     if fit.strategy.rank < manifest.world_size:
@@ -141,6 +142,8 @@ def _read(path: Path) -> Any:
 
 def _tensors(fit: Fit, path: Path, index: Mapping[str, Any], wanted: list[str]) -> dict[str, Tensor]:
     """Reads all tensors: the model's into place, the others into new ones laid out like those that will use them."""
+    from trainkit.checkpoints import shards
+
     live: dict[str, Tensor] = {}
     split(_shared(fit), "", live)
     models = {name: tensor for name, tensor in live.items() if name.startswith("/model/")}
@@ -152,7 +155,7 @@ def _tensors(fit: Fit, path: Path, index: Mapping[str, Any], wanted: list[str]) 
         if name not in index:
             raise DamagedCheckpoint(f"{path}: {name} is not in the index")
         like = optimizers.layout(name, parameters) if name.startswith("/optimizer/") else live.get(name)
-        if isinstance(like, DTensor) and list(like.shape) == index[name]["shape"]:
+        if like is not None and is_sharded(like) and list(like.shape) == index[name]["shape"]:
             targets[name] = torch.empty_like(like)
         else:
             targets[name] = shards.empty_like(index[name])

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from trainkit.precision import Precision
+from trainkit.sharded import whole
 from trainkit.strategies.base import TrainingStep
 from trainkit.strategies.ddp import Distributed
 
@@ -81,7 +81,7 @@ class FSDP(Distributed):
 
     def clip(self, max_norm: float | None) -> Tensor:
         norm = super().clip(max_norm)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+        return whole(norm)
 
     def settle(self) -> None:
         for buffer in self.module.buffers():

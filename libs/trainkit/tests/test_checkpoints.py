@@ -1,0 +1,214 @@
+"""Checkpoints: whole or not there, damage is noticed, and any library reads what they hold."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from trainkit import Best, Callback, Checkpoints, Trainer
+from trainkit.checkpoints import export, folder
+from trainkit.data import Loader
+from trainkit.errors import CheckpointError, DamagedCheckpoint, Interrupted, WrongCheckpoint
+from trainkit.loop.fit import Fit
+
+
+class Line(nn.Module):
+    def __init__(self, features: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(features, 1)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        return F.mse_loss(self.layer(batch[0])[:, 0], batch[1])
+
+
+class Asked(Callback):
+    """Gets SIGTERM while a step runs, as when the machine is wanted for something else."""
+
+    def __init__(self, at: int) -> None:
+        self._at = at
+
+    def on_step_start(self, fit: Fit, batch: Any) -> None:
+        if fit.state.step == self._at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def trainer(place: Path, features: int = 4, **options: Any) -> Trainer:
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(20, features, generator=generator), torch.randn(20, generator=generator))
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "optimizer": partial(torch.optim.AdamW, lr=0.05),
+        "train": Loader(data, batch_size=4),
+        "max_duration": "10st",
+        "checkpoints": Checkpoints(folder=place, every="2st"),
+        **options,
+    }
+    return Trainer(module=Line(features), **settings)
+
+
+def same(one: Fit, other: Fit) -> bool:
+    pairs = zip(one.module.parameters(), other.module.parameters(), strict=True)
+    return all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def several(folder: str, **options: Any) -> None:
+    place = Path(folder)
+    fit = trainer(place / "checkpoints", **options).fit()
+    weight = fit.strategy.weights()["layer.weight"]
+    whole = weight.full_tensor() if hasattr(weight, "full_tensor") else weight
+    (place / f"weight-{fit.strategy.rank}").write_text(json.dumps(whole.tolist()))
+
+
+def several_asked(folder: str) -> None:
+    try:
+        trainer(Path(folder) / "checkpoints", strategy="ddp", callbacks=[Asked(5)], max_duration="1000st").fit()
+    except Interrupted as end:
+        print(end)
+        return
+    raise AssertionError("it went on")
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    policy = Checkpoints(folder=tmp_path, every="2st", keep_last=2, best=Best(metric="val/loss", mode="max"))
+    held_out = Loader(TensorDataset(torch.ones(4, 4), torch.zeros(4)), 4, shuffle=False)
+    fit = trainer(tmp_path, checkpoints=policy, evaluate=held_out, evaluate_every="2st").fit()
+
+    values = {
+        step: folder.read_manifest(tmp_path / f"step-{step}").results["val/loss"] for step in folder.steps(tmp_path)
+    }
+
+    assert set(values) >= {8, 10}
+    assert len(values) == 2 or max(values, key=lambda step: values[step]) == min(values)
+    assert fit.state.checkpoints == 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"step-{step}" for step in values)
+
+
+@pytest.mark.parametrize("file", ["rank-00000.safetensors", "rank-00000.json", "state.json", "index.json"])
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture) -> None:
+    whole = trainer(tmp_path).fit()
+    damaged = tmp_path / "step-10" / file
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 1
+    damaged.write_bytes(content)
+
+    with pytest.raises(DamagedCheckpoint, match=file):
+        folder.verify(tmp_path / "step-10")
+    resumed = trainer(tmp_path).fit()
+
+    assert resumed.resumed_step == 8
+    assert file in caplog.text
+    assert same(resumed, whole)
+
+
+def test_what_a_killed_save_left_is_no_checkpoint(tmp_path: Path) -> None:
+    trainer(tmp_path, max_duration="4st").fit()
+    (tmp_path / ".draft-step-6").mkdir()
+    (tmp_path / ".draft-step-6" / "rank-00000.safetensors").write_bytes(b"half")
+
+    assert trainer(tmp_path, max_duration="4st").fit().resumed_step == 4
+    assert not (tmp_path / ".draft-step-6").exists()
+
+
+def test_a_finished_run_stays_finished_and_goes_on_when_more_is_asked(tmp_path: Path) -> None:
+    trainer(tmp_path).fit()
+
+    again = trainer(tmp_path).fit()
+    longer = trainer(tmp_path, max_duration="12st").fit()
+
+    assert (again.state.step, longer.resumed_step, longer.state.step) == (10, 10, 12)
+
+
+def test_a_run_can_refuse_or_demand_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no good checkpoint"):
+        trainer(tmp_path, checkpoints=Checkpoints(folder=tmp_path, resume="must")).fit()
+    trainer(tmp_path).fit()
+    with pytest.raises(CheckpointError, match="step 10"):
+        trainer(tmp_path, checkpoints=Checkpoints(folder=tmp_path, resume="never")).fit()
+    named = trainer(tmp_path, checkpoints=Checkpoints(folder=tmp_path, resume=tmp_path / "step-6")).fit()
+    assert named.resumed_step == 6
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+    trainer(tmp_path).fit()
+
+    with pytest.raises(WrongCheckpoint, match=r"layer\.weight has shape \(1, 4\), here it is \(1, 5\)"):
+        trainer(tmp_path, features=5).fit()
+
+
+def test_the_yard_says_where_checkpoints_are_and_where_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINYARD_CHECKPOINT_DIR", str(tmp_path))
+    trainer(tmp_path, checkpoints=Checkpoints(every="2st")).fit()
+    monkeypatch.setenv("TRAINYARD_RESUME_FROM", str(tmp_path / "step-8"))
+
+    assert trainer(tmp_path, checkpoints=Checkpoints(every="2st")).fit().resumed_step == 8
+
+
+def test_sigterm_within_a_window_keeps_its_gradients(tmp_path: Path) -> None:
+    options = {"accumulate": 5, "checkpoints": Checkpoints(folder=tmp_path / "asked")}
+    with pytest.raises(Interrupted, match="SIGTERM at step 3"):
+        trainer(tmp_path, callbacks=[Asked(2)], **options).fit()
+    handler = signal.getsignal(signal.SIGTERM)
+
+    resumed = trainer(tmp_path, **options).fit()
+
+    assert handler == signal.SIG_DFL
+    assert resumed.resumed_step == 3
+    assert same(resumed, trainer(tmp_path / "whole", accumulate=5).fit())
+
+
+def test_several_processes_end_at_the_same_step_after_sigterm(tmp_path: Path, forks: Any) -> None:
+    forks.succeed(several_asked, tmp_path, processes=2)
+
+    said = {(tmp_path / f"rank-{rank}.log").read_text().splitlines()[-1] for rank in range(2)}
+    (end,) = said
+    assert f"step-{end.split()[-1]}" in {path.name for path in (tmp_path / "checkpoints").iterdir()}
+
+
+def test_another_number_of_processes_goes_on_with_the_same_samples(tmp_path: Path, forks: Any) -> None:
+    place = tmp_path / "checkpoints"
+    forks.succeed(several, tmp_path, processes=2, strategy="fsdp", max_duration="4st")
+
+    forks.succeed(several, tmp_path, processes=4, strategy="ddp", max_duration="8st")
+    resumed = trainer(place).fit()
+
+    whole = trainer(tmp_path / "whole").fit()
+    assert resumed.resumed_step == 8
+    for ours, theirs in zip(resumed.module.parameters(), whole.module.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_weights_are_exported_whole_for_any_library(tmp_path: Path, forks: Any) -> None:
+    forks.succeed(several, tmp_path, processes=2, strategy="fsdp")
+    expected = torch.tensor(json.loads((tmp_path / "weight-0").read_text()))
+
+    (file,) = export.export(tmp_path / "checkpoints" / "step-10", tmp_path / "model.safetensors")
+    *parts, index = export.export(
+        tmp_path / "checkpoints" / "step-10", tmp_path / "parts" / "model.safetensors", dtype="bf16", max_bytes=8
+    )
+
+    assert torch.equal(load_file(file)["layer.weight"], expected)
+    assert set(load_file(file)) == {"layer.weight", "layer.bias"}
+    assert len(parts) == 2
+    where = json.loads(index.read_text())["weight_map"]["layer.weight"]
+    assert torch.equal(load_file(index.with_name(where))["layer.weight"], expected.bfloat16())
+
+
+def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
+    trainer(tmp_path).fit()
+
+    names = {path.name for path in (tmp_path / "step-10").iterdir()}
+
+    assert {name.rsplit(".", 1)[1] for name in names} == {"json", "safetensors"}
+    assert set(load_file(tmp_path / "step-10" / "rank-00000.safetensors")) >= {"/model/layer.weight"}
