@@ -1,0 +1,222 @@
+"""Brings each resource and its job together, whatever happened meanwhile to one of them or to the operator itself.
+
+    seen, no job        hold (finalizer) -> submit under the uid -> status
+    seen, with a job    ask for the job once, then follow its events
+    refused             status says which field; tried again when the spec changes
+    being deleted       cancel -> wait for the end -> let go
+
+Everything can be done twice: the uid makes one job of two submissions, a patch of what is so already changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from servicekit.cluster import Api, ApiError
+from trainyard.errors import Conflict, Exhausted, InvalidArgument, InvalidSpec, NotFound, YardError
+from trainyard_protos.v1 import scheduler_pb2 as pb
+
+from trainyard_operator import progress, status, words
+from trainyard_operator.announcer import Announcer
+from trainyard_operator.queue import Later, Queue
+from trainyard_operator.resource import FINALIZER, Resource, read, submit_request
+from trainyard_operator.roster import Roster, Tracked
+from trainyard_operator.settings import Settings
+from trainyard_operator.yard import Yard
+
+logger = logging.getLogger(__name__)
+
+_DELETED = "its resource was deleted"
+_ASK = frozenset({"Requeued", "RetriedByUser"})
+_GONE, _CONFLICT = 404, 409
+
+
+class Controller:
+    """Lives on the loop's thread. `seen`, `gone` and `happened` only take note; the work is done by the queue."""
+
+    def __init__(self, api: Api, yard: Yard, announcer: Announcer, settings: Settings) -> None:
+        self._api = api
+        self._yard = yard
+        self._announcer = announcer
+        self.roster = Roster()
+        self.queue = Queue(self._reconcile, settings.workers, settings.retry_s)
+
+    # What happens
+
+    def seen(self, resource: Resource) -> None:
+        """A resource was listed, created or changed."""
+        tracked = self.roster.see(resource)
+        if tracked is not None and self._needs_work(tracked):
+            self.queue.add(resource.uid)
+
+    def _needs_work(self, tracked: Tracked) -> bool:
+        if tracked.resource.deleting:
+            return tracked.resource.held
+        unsettled = not tracked.fresh and not tracked.over and not tracked.refused
+        return unsettled or bool(tracked.patch())
+
+    def gone(self, uid: str) -> None:
+        """A resource is no longer there. One that was not let go (its finalizer was taken by force) leaves a job."""
+        tracked = self.roster.get(uid)
+        if tracked is None or not tracked.job_id or tracked.over:
+            self.roster.remove(uid)
+            return
+        tracked.lost = True
+        self.queue.add(uid)
+
+    def happened(self, event: pb.Event) -> None:
+        """The yard tells of a job."""
+        if event.kind != "Job":
+            return
+        tracked = self.roster.of_job(event.object_id)
+        if tracked is None:
+            self.roster.stray(event)
+        else:
+            self._take(tracked, event)
+            self.queue.add(tracked.resource.uid)
+
+    def _take(self, tracked: Tracked, event: pb.Event) -> None:
+        if event.seq <= tracked.wanted.get("eventSeq", 0):
+            return
+        tracked.say(status.of_event(event), status.moment(event.time_ns) or status.now())
+        if tracked.over or event.type in _ASK:
+            tracked.fresh = False  # how it ended, and what it waits for, are in the job alone
+        self._announcer.tell(event, tracked.resource)
+
+    def distrust(self) -> None:
+        """Events may have been missed: every job that is not over is asked for again."""
+        for tracked in self.roster:
+            if not tracked.over and not tracked.refused:
+                tracked.fresh = False
+                self.queue.add(tracked.resource.uid)
+
+    # What is done
+
+    async def _reconcile(self, uid: str) -> None:
+        tracked = self.roster.get(uid)
+        if tracked is None:
+            return
+        try:
+            if tracked.lost:
+                await self._ending(tracked)
+                self.roster.remove(uid)
+            elif tracked.resource.deleting:
+                await self._retire(tracked)
+            elif not tracked.job_id and not tracked.refused:
+                await self._submit(tracked)
+            elif tracked.job_id and not tracked.fresh:
+                await self._refresh(tracked)
+            await self._write(tracked)
+        except ApiError as error:
+            if error.status == _GONE:
+                self.roster.remove(uid)
+            elif error.away or error.status == _CONFLICT:
+                raise Later(f"the API server: {error}") from error
+            else:
+                raise
+        except YardError as error:
+            raise Later(f"the yard: {error}") from error
+
+    async def _submit(self, tracked: Tracked) -> None:
+        """Held before it is submitted: what was submitted once is always cancelled when its resource is deleted."""
+        if not tracked.resource.held:
+            await self._patch_finalizers(tracked, (*tracked.resource.finalizers, FINALIZER))
+        try:
+            answer = await self._yard.submit(submit_request(tracked.resource))
+        except Exhausted:
+            raise
+        except (InvalidSpec, InvalidArgument, Conflict) as error:
+            self._refuse(tracked, error)
+            return
+        self._accept(tracked, answer.job)
+        if not answer.created:  # by an earlier life of the operator
+            await self._refresh(tracked)
+
+    def _accept(self, tracked: Tracked, job: pb.Job) -> None:
+        """The resource has a job; its events count from the first one on."""
+        early = self.roster.bind(tracked, job)
+        tracked.say(_said(job, tracked) | {"eventSeq": 0}, status.moment(job.updated_ns) or status.now())
+        tracked.resource = tracked.resource.submitted()
+        tracked.fresh = True
+        for event in early:
+            self._take(tracked, event)
+
+    def _refuse(self, tracked: Tracked, error: YardError) -> None:
+        fields = status.of_refusal(error) | {"observedGeneration": tracked.resource.generation}
+        tracked.say(fields, status.now())
+        event = words.of_refusal(fields["reason"], fields["message"], tracked.changed, tracked.resource)
+        self._announcer.post(event)
+
+    async def _refresh(self, tracked: Tracked) -> None:
+        """Asks for the job, and for what happened that was not told yet."""
+        known = tracked.wanted.get("eventSeq", 0)
+        try:
+            job = await self._yard.job(tracked.job_id)
+            missed = await self._yard.events(job.id, known) if job.event_seq > known else []
+        except NotFound:
+            tracked.say({} if tracked.over else status.of_forgotten(), status.now())
+            tracked.fresh = True
+            return
+        for event in missed:
+            self._announcer.tell(event, tracked.resource)
+        self.roster.bind(tracked, job)
+        tracked.say(_said(job, tracked), status.moment(job.updated_ns) or status.now())
+        tracked.fresh = True
+        if tracked.over:
+            tracked.wanted.update(await self.best(tracked))
+
+    async def best(self, tracked: Tracked) -> status.Fields:
+        """The best value so far of the metric that the resource names, if it names one. Raises YardError."""
+        if tracked.resource.best is None:
+            return {}
+        name, mode = tracked.resource.best
+        series = await self._yard.series(tracked.job_id, name)
+        return progress.of_best(series, mode) if series is not None else {}
+
+    async def _retire(self, tracked: Tracked) -> None:
+        """Cancels the job of a resource that is being deleted, and lets it go once nothing of it runs."""
+        if not tracked.resource.held:
+            return
+        if not tracked.over and await self._ending(tracked):
+            return  # the event of its end brings it here again
+        held = tuple(name for name in tracked.resource.finalizers if name != FINALIZER)
+        await self._patch_finalizers(tracked, held)
+        self.roster.remove(tracked.resource.uid)
+
+    async def _ending(self, tracked: Tracked) -> bool:
+        """Whether the job of a deleted resource still ends; asks for its end first."""
+        try:
+            if not tracked.job_id:  # held, but perhaps never submitted: submitting tells
+                if tracked.refused:
+                    return False
+                self._accept(tracked, (await self._yard.submit(submit_request(tracked.resource))).job)
+            job = await self._yard.cancel(tracked.job_id, _DELETED)
+        except Exhausted:
+            raise
+        except (InvalidSpec, InvalidArgument, NotFound, Conflict):
+            return False  # there is no such job, or it is over
+        tracked.say(_said(job, tracked), status.moment(job.updated_ns) or status.now())
+        tracked.fresh = True
+        return not tracked.over
+
+    # What is written
+
+    async def _patch_finalizers(self, tracked: Tracked, finalizers: tuple[str, ...]) -> None:
+        seen = {"uid": tracked.resource.uid, "resourceVersion": str(tracked.resource.version)}
+        patch = {"metadata": seen | {"finalizers": list(finalizers)}}
+        self._stored(tracked, await self._api.patch(tracked.resource.path, patch))
+
+    async def _write(self, tracked: Tracked) -> None:
+        patch = tracked.patch()
+        if patch and self.roster.get(tracked.resource.uid) is tracked:
+            whole = {"metadata": {"uid": tracked.resource.uid}, "status": patch}
+            self._stored(tracked, await self._api.patch(f"{tracked.resource.path}/status", whole))
+
+    def _stored(self, tracked: Tracked, body: dict[str, object]) -> None:
+        now = read(body)
+        if now.version >= tracked.resource.version:
+            tracked.resource = now.submitted() if tracked.job_id else now
+
+
+def _said(job: pb.Job, tracked: Tracked) -> status.Fields:
+    return status.of_job(job) | {"observedGeneration": tracked.resource.generation}
