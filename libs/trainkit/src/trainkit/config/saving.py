@@ -35,15 +35,15 @@ def to_yaml(config: Any) -> str:
     return text.getvalue()
 
 
-def save(config: Any, folder: str | Path) -> Path:
-    """Writes `config.yaml` into a folder: the whole file appears, or none.
+def save(config: Any, folder: str | Path, name: str = FILE) -> Path:
+    """Writes a file into a folder: the whole file appears, or none.
 
     Returns:
         The file's path.
     """
-    target = Path(folder) / FILE
+    target = Path(folder) / name
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{FILE}.{os.getpid()}")
+    partial = target.with_name(f".{name}.{os.getpid()}")
     partial.write_text(to_yaml(config), "utf-8")
     partial.replace(target)
     return target
