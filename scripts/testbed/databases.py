@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import psycopg
 import redis
 
@@ -141,6 +142,9 @@ class Postgres(Server):
             return True
         except psycopg.OperationalError:
             return False
+
+    def _family(self) -> list[psutil.Process]:
+        return self.children()  # each makes a session of its own, and ends with the first
 
     def execute(self, statement: str) -> None:
         """One statement of a superuser."""

@@ -34,6 +34,13 @@ def accepts(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def _session(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return 0
+
+
 def unprivileged(user: str | None) -> list[str]:
     """What to put before a command that runs as somebody else; nothing for None."""
     if user is None:
@@ -142,11 +149,19 @@ class Server(ABC):
 
     def kill(self) -> None:
         """SIGKILL, and waits until it is gone, with the processes that end because it does."""
-        family = psutil.Process(self.process.pid).children(recursive=True) if self.process and self.alive else []
+        family = self._family()
         self._signal(signal.SIGKILL)
         if self.process is not None:
             self.process.wait(STOP_TIMEOUT_S)
         psutil.wait_procs(family, STOP_TIMEOUT_S)
+
+    def children(self) -> list[psutil.Process]:
+        """All processes below it."""
+        return psutil.Process(self.process.pid).children(recursive=True) if self.process and self.alive else []
+
+    def _family(self) -> list[psutil.Process]:
+        """The processes that end because it does: those of its session. What it started in another one goes on."""
+        return [child for child in self.children() if self.process and _session(child.pid) == self.process.pid]
 
     def pause(self) -> None:
         """SIGSTOP: it is there, and does nothing."""

@@ -270,22 +270,25 @@ def test_a_killed_yard_of_one_command_leaves_no_process(home, job_file):
     home.assert_nothing_left()
 
 
-SHORT = """
-    import time
+GATED = """
+    import os, pathlib, time
     print("ready", flush=True)
-    time.sleep(4)
+    while not pathlib.Path(os.environ["GATE"]).exists():
+        time.sleep(0.05)
     print("reached the end", flush=True)
 """
 
 
-def test_ctrl_c_detaches_and_the_yard_ends_with_the_job(home, job_file):
-    command = home.spawn("run", job_file(SHORT, "{command: [python, train.py], code: {path: .}}\n"))
+def test_ctrl_c_detaches_and_the_yard_ends_with_the_job(home, job_file, tmp_path):
+    spec = f"{{command: [python, train.py], code: {{path: .}}, env: {{GATE: {tmp_path}/gate}}}}\n"
+    command = home.spawn("run", job_file(GATED, spec))
     wait_for_line(command, "ready")
     os.killpg(command.pid, signal.SIGINT)
     output, _ = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 130, output
     assert "yard logs" in output
     assert home.processes(), "the job goes on"
+    (tmp_path / "gate").touch()
     home.assert_nothing_left()
     home.up()
     with home.client() as client:

@@ -85,3 +85,32 @@ def test_no_two_processes_take_a_port_from_the_same_block():
         for each in (one, two):
             each.communicate("\n")
     assert len(taken[0]) == len(taken[1]) == 1 and taken[0] != taken[1]
+
+
+class Parent(Server):
+    name = "parent"
+
+    def command(self):
+        code = (
+            "import subprocess, sys, time\n"
+            "children = [subprocess.Popen(['sleep', '600'], start_new_session=alone) for alone in (False, True)]\n"
+            "open('pids', 'w').write(' '.join(str(each.pid) for each in children) + '.')\n"
+            "time.sleep(600)"
+        )
+        return [sys.executable, "-c", code]
+
+    def ready(self):
+        pids = self.folder / "pids"
+        return pids.exists() and pids.read_text().endswith(".")
+
+
+def test_what_a_killed_server_started_in_a_session_of_its_own_is_not_waited_for(tmp_path, monkeypatch):
+    parent = Parent(tmp_path)
+    parent.start()
+    _, apart = map(int, (tmp_path / "pids").read_text().rstrip(".").split())
+    waited_for = []
+    monkeypatch.setattr(psutil, "wait_procs", lambda processes, _: waited_for.extend(each.pid for each in processes))
+    parent.kill()
+    assert psutil.pid_exists(apart) and apart not in waited_for and len(waited_for) == 1
+    for pid in (*waited_for, apart):
+        psutil.Process(pid).kill()

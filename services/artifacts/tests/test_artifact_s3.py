@@ -10,8 +10,14 @@ from services.artifacts.tests.store_kit import Yard, contents, noise, put, refus
 
 
 @pytest.fixture
-async def yard(tmp_path, s3):
-    yard = Yard(tmp_path / "home", **s3_settings(s3), s3_timeout_s=1.0)
+def s3_timeout_s():
+    """How long the store tries; a test that waits for its refusal has another one."""
+    return 30.0
+
+
+@pytest.fixture
+async def yard(tmp_path, s3, s3_timeout_s):
+    yard = Yard(tmp_path / "home", **s3_settings(s3), s3_timeout_s=s3_timeout_s)
     await yard.start()
     yield yard
     await yard.stop()
@@ -36,6 +42,7 @@ async def test_what_nothing_uses_leaves_the_bucket(yard, tree, s3_server, s3):
     assert not folder.exists() or not list(folder.iterdir())
 
 
+@pytest.mark.parametrize("s3_timeout_s", [5.0])
 async def test_uploads_are_refused_while_the_bucket_is_away_and_go_on_when_it_is_back(yard, tree, tmp_path, s3_server):
     await upload(yard.user(), tree({"a": b"1"}), workspace="default", name="m", kind="data")
     s3_server.kill()

@@ -98,7 +98,7 @@ async def test_a_full_disk_is_named(full_disk):
 
 
 async def test_a_bucket_that_is_away_is_told_and_comes_back(s3_server, s3):
-    objects = S3Objects(Settings(**s3_settings(s3), s3_timeout_s=1.0))
+    objects = S3Objects(Settings(**s3_settings(s3), s3_timeout_s=5.0))
     await objects.put("packs/w/a", [b"1"])
     s3_server.kill()
     with pytest.raises(Unavailable) as caught:
