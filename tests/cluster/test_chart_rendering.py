@@ -1,0 +1,190 @@
+"""What the chart makes of values, and what it says about wrong ones. Needs helm, no cluster."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.testbed.proxy import ROUTES
+from tests.cluster.release import CHART, HelmFailed, helm, rendered, template
+
+SMALL: dict[str, Any] = {}
+LARGE: dict[str, Any] = {
+    "database": {"kind": "postgresql", "existingSecret": "databases", "caSecret": "postgres-ca"},
+    "scheduler": {"replicas": 2},
+    "redis": {"enabled": False, "existingSecret": "broker", "caSecret": "redis-ca"},
+    "s3": {"bucket": "artifacts", "endpoint": "https://s3.example", "existingSecret": "s3", "caSecret": "s3-ca"},
+    "jobs": {"namespace": "jobs", "podTemplate": {"spec": {"priorityClassName": "training"}}},
+    "operator": {"namespaces": ["team-a", "team-b"]},
+    "tls": {"certManager": {"enabled": True, "issuerRef": {"name": "company"}}, "extraHosts": ["yard.example"]},
+    "monitoring": {"serviceMonitors": {"enabled": True}},
+}
+DEVELOPMENT: dict[str, Any] = {"development": True, "storage": {"kind": "emptyDir"}, "gateway": {"replicas": 1}}
+INSTALLATIONS = {"small": SMALL, "large": LARGE, "development": DEVELOPMENT}
+
+
+@pytest.fixture(params=INSTALLATIONS)
+def objects(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return made(request.param)
+
+
+@functools.cache
+def made(installation: str) -> list[dict[str, Any]]:
+    """The objects of one of the installations."""
+    return rendered(INSTALLATIONS[installation])
+
+
+def pods(objects: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each pod that the objects lead to: its owner's kind and name, and its spec."""
+    for each in objects:
+        spec = each["spec"] if each["kind"] == "Pod" else each.get("spec", {}).get("template", {}).get("spec")
+        if spec is not None and "containers" in spec:
+            yield f"{each['kind']}/{each['metadata']['name']}", spec
+
+
+def named(objects: list[dict[str, Any]], kind: str, name: str) -> dict[str, Any]:
+    return next(each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name)
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    assert "0 chart(s) failed" in helm("lint", str(CHART), "--strict")
+
+
+def test_no_secret_is_rendered(objects: list[dict[str, Any]]) -> None:
+    assert [each for each in objects if each["kind"] == "Secret"] == []
+
+
+def test_rendering_twice_gives_the_same() -> None:
+    values = yaml.safe_dump(LARGE)
+    assert template(values) == template(values)
+
+
+def test_every_pod_is_unprivileged(objects: list[dict[str, Any]]) -> None:
+    for owner, spec in pods(objects):
+        assert spec["securityContext"]["runAsNonRoot"] is True, owner
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, owner
+        assert spec["enableServiceLinks"] is False, owner
+        for container in spec["containers"]:
+            security = container["securityContext"]
+            assert security["allowPrivilegeEscalation"] is False, owner
+            assert security["capabilities"] == {"drop": ["ALL"]}, owner
+
+
+def test_only_development_may_write_to_the_image() -> None:
+    for installation in INSTALLATIONS:
+        for owner, spec in pods(made(installation)):
+            found = {each["securityContext"]["readOnlyRootFilesystem"] for each in spec["containers"]}
+            assert found == {installation != "development"}, owner
+
+
+def test_every_container_says_what_it_needs(objects: list[dict[str, Any]]) -> None:
+    for owner, spec in pods(objects):
+        for container in spec["containers"]:
+            assert {"cpu", "memory"} <= container["resources"]["requests"].keys(), owner
+            assert "memory" in container["resources"]["limits"], owner
+
+
+def test_everything_that_goes_on_is_probed(objects: list[dict[str, Any]]) -> None:
+    for owner, spec in pods(objects):
+        if owner.startswith(("Deployment", "StatefulSet")):
+            for container in spec["containers"]:
+                assert "readinessProbe" in container, owner
+                assert "livenessProbe" in container, owner
+
+
+def test_only_who_talks_to_the_cluster_gets_a_token_of_it(objects: list[dict[str, Any]]) -> None:
+    given = {owner.rpartition("/")[2] for owner, spec in pods(objects) if spec["automountServiceAccountToken"]}
+    kinds = {name.removeprefix("yard-trainyard-") for name in given}
+    assert kinds <= {"launcher", "operator", "setup", "publish", "remove"}
+
+
+def test_no_role_allows_everything(objects: list[dict[str, Any]]) -> None:
+    for role in objects:
+        for rule in role.get("rules", ()) if role["kind"] in ("Role", "ClusterRole") else ():
+            assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"], role["metadata"]["name"]
+            if "secrets" in rule["resources"] and rule["verbs"] != ["create"]:
+                assert rule["resourceNames"], role["metadata"]["name"]
+
+
+def test_every_pod_has_a_budget_and_a_policy() -> None:
+    objects = made("small")
+    budgets = {each["metadata"]["name"] for each in objects if each["kind"] == "PodDisruptionBudget"}
+    running = {each["metadata"]["name"] for each in objects if each["kind"] in ("Deployment", "StatefulSet")}
+    assert budgets == running
+    closed = named(objects, "NetworkPolicy", "yard-trainyard-closed")["spec"]
+    labels = closed["podSelector"]["matchLabels"]
+    for each in objects:
+        if each["kind"] in ("Deployment", "StatefulSet"):
+            assert labels.items() <= each["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_the_gateway_knows_every_service_of_the_yard() -> None:
+    nginx = named(made("small"), "ConfigMap", "yard-trainyard-gateway")["data"]["nginx.conf"]
+    for service, routes in ROUTES.items():
+        for route in routes:
+            location = nginx.partition(f"location /{route}/ {{")[2].partition("}")[0]
+            assert f"grpc_pass grpcs://{service};" in location, route
+    assert nginx.count("grpc_pass") == sum(map(len, ROUTES.values()))
+
+
+def test_each_of_several_schedulers_has_an_address() -> None:
+    objects = made("large")
+    nginx = named(objects, "ConfigMap", "yard-trainyard-gateway")["data"]["nginx.conf"]
+    for number in range(2):
+        assert f"server yard-trainyard-scheduler-{number}.platform.svc:7443" in nginx
+        service = named(objects, "Service", f"yard-trainyard-scheduler-{number}")["spec"]
+        assert service["selector"]["statefulset.kubernetes.io/pod-name"] == f"yard-trainyard-scheduler-{number}"
+
+
+def test_the_large_installation_keeps_nothing_of_its_own_but_metrics_records() -> None:
+    objects = made("large")
+    for name in ("scheduler", "metrics", "artifacts"):
+        container = named(objects, "StatefulSet", f"yard-trainyard-{name}")["spec"]["template"]["spec"]["containers"][0]
+        environ = {each["name"]: each for each in container["env"]}
+        secret = environ["TRAINYARD_SERVICE_DATABASE_URL"]["valueFrom"]["secretKeyRef"]
+        assert secret == {"name": "databases", "key": name}
+    assert "yard-trainyard-redis" not in {each["metadata"]["name"] for each in objects}
+
+
+def test_dashboards_and_rules_are_there_for_who_looks() -> None:
+    objects = made("large")
+    shown = [each for each in objects if each["metadata"].get("labels", {}).get("grafana_dashboard")]
+    assert len(shown) == len(list((CHART / "dashboards").glob("*.json"))) > 0
+    rules = named(objects, "PrometheusRule", "yard-trainyard-trainyard")["spec"]["groups"]
+    assert rules
+    alerts = named(objects, "ConfigMap", "yard-trainyard-alerts")["data"]
+    assert alerts == {path.name: path.read_text() for path in (CHART / "alerts").glob("*.yaml")}
+
+
+WRONG = {
+    "/metrics/replicas": {"metrics": {"replicas": 2}},
+    "/database/kind": {"database": {"kind": "mysql"}},
+    "'clas' not allowed": {"storage": {"clas": "fast"}},
+    "/s3/endpoint": {"s3": {"bucket": "b", "endpoint": "s3.example"}},
+    "/image/pullPolicy": {"image": {"pullPolicy": "Sometimes"}},
+    "scheduler.replicas: is 3": {"scheduler": {"replicas": 3}},
+    "database.existingSecret: needed": {"database": {"kind": "postgresql"}},
+    "redis.existingSecret: needed": {"redis": {"enabled": False}},
+    "storage.hostPath: needed": {"storage": {"kind": "hostPath"}},
+    "tls.certManager.issuerRef: needed": {"tls": {"certManager": {"enabled": True}}},
+    "tls.existingSecret: cert-manager makes": {
+        "tls": {"existingSecret": "mine", "certManager": {"enabled": True, "issuerRef": {"name": "x"}}}
+    },
+    "s3.bucket: needed": {"s3": {"existingSecret": "keys"}},
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_wrong_value_is_named(said: str) -> None:
+    with pytest.raises(HelmFailed, match=said):
+        rendered(WRONG[said])
+
+
+def test_all_values_that_need_each_other_are_named_at_once() -> None:
+    with pytest.raises(HelmFailed) as refused:
+        rendered({"scheduler": {"replicas": 2}, "redis": {"enabled": False}})
+    assert "scheduler.replicas" in str(refused.value) and "redis.existingSecret" in str(refused.value)
