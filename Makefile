@@ -8,6 +8,8 @@ PYTHON ?= python3.11
 UV := .tools/bin/uv
 VENV := .venv
 export UV_COMPILE_BYTECODE := 1
+# Tests wait more than they compute: four at once also where there are two cores. A file's tests share servers.
+TESTS_AT_ONCE ?= -n 4 --dist loadfile --no-loadscope-reorder
 export UV_PYTHON_DOWNLOADS := never
 READY := $(VENV)/.ready
 
@@ -34,7 +36,7 @@ up: $(READY)  ## start a yard on this machine and leave it running
 	$(VENV)/bin/yard up
 
 test: $(READY) lint testbed  ## run every check and every test
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest $(TESTS_AT_ONCE)
 
 testbed: $(READY)  ## get the real servers that tests use: Redis, PostgreSQL, S3, nginx
 	$(VENV)/bin/python -m scripts.testbed
