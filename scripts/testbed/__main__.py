@@ -16,6 +16,7 @@ from scripts.testbed.cluster import binaries, system
 from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.cluster.layout import Wrong
 from scripts.testbed.cluster.processes import Failed
+from scripts.testbed.observability import prometheus
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,6 +56,7 @@ def _get(_: argparse.Namespace) -> int:
         fetch.debian("postgresql-15", "/usr/lib/postgresql/*/bin/postgres"),
         fetch.debian("nginx", "/usr/sbin/nginx"),
         fetch.versitygw(),
+        prometheus(),
     ):
         print(program.path)
     if obstacle := system.obstacle():
