@@ -123,6 +123,24 @@ _OWN_SCHEDULES = {
     "PolynomialDecayWithWarmup": "num_warmup_steps:count! num_training_steps:count! lr_end power last_epoch:count",
 }
 
+_TRACKERS = {
+    "Csv": "path:text capacity:count interval_s",
+    "JsonLines": "path:text capacity:count interval_s",
+    "MLflow": "uri:text experiment:text run_name:text tags:any capacity:count interval_s",
+    "TensorBoard": "folder:text capacity:count interval_s",
+    "Yard": "",
+}
+
+_CALLBACKS = {
+    "EMA": "decay every:count warm_up:flag evaluate:flag",
+    "EarlyStopping": "rule:text mode:text patience:count min_delta",
+    "KeepBest": "rule:text folder:text mode:text max_shard_bytes:count",
+    "Monitor": "every:text learning_rate:flag grad_norm:flag throughput:flag memory:flag utilisation:flag "
+    "counters:flag",
+    "Progress": "interval_s",
+    "WatchGradients": "every:count log_norms:flag",
+}
+
 _WORD = re.compile(r"(?P<name>\w+)(:(?P<type>\w+))?(?P<required>!?)")
 
 
@@ -158,6 +176,15 @@ KINDS: dict[str, Kind] = {
                 }.items()
             )
         ),
+    ),
+    "tracker": Kind(
+        "a tracker", "trainkit.trackers.base:Tracker", ["trainkit.trackers"], _listed("trainkit.trackers", _TRACKERS)
+    ),
+    "callback": Kind(
+        "a callback",
+        "trainkit.callbacks.base:Callback",
+        ["trainkit.callbacks"],
+        _listed("trainkit.callbacks", _CALLBACKS),
     ),
     "module": Kind("a module", "torch.nn:Module", ["torch.nn", "trainkit"]),
     "metric": Kind("a metric", "torchmetrics:Metric", ["torchmetrics", "trainkit.metrics"]),

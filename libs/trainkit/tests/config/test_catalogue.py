@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 
@@ -105,6 +106,15 @@ def test_numbers_written_as_text_and_lists_become_what_the_class_wants() -> None
         "betas": (0.8, 0.9),
         "fused": None,
     }
+
+
+@pytest.mark.parametrize("kind", ["callback", "tracker"])
+def test_the_arguments_known_without_torch_are_those_of_the_class(kind: str) -> None:
+    for name in catalogue.names(kind):
+        known = catalogue.arguments(kind, name)
+        assert known is not None
+        taken = inspect.signature(catalogue.resolve(kind, name)).parameters
+        assert list(known) == [each for each in taken if each != "file"], name  # a file cannot hold a stream
 
 
 def test_names_and_arguments_are_known_without_importing_torch() -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from torch import nn
 from torch.utils.data import Dataset
 
-from trainkit.catalogue import nearest
+from trainkit import catalogue
+from trainkit.config.components import Component
 from trainkit.config.run import RunConfig
 from trainkit.config.saving import SavedConfig, to_dict
 from trainkit.data import Loader
@@ -17,7 +18,16 @@ from trainkit.errors import InvalidSetup
 from trainkit.optim import optimizer, schedule
 from trainkit.trainer import Trainer
 
-_NOT_PASSED_ON = {"batch_size", "eval_batch_size", "num_workers", "optimizer", "schedule", "checkpoints"}
+_NOT_PASSED_ON = {
+    "batch_size",
+    "eval_batch_size",
+    "num_workers",
+    "optimizer",
+    "schedule",
+    "checkpoints",
+    "callbacks",
+    "trackers",
+}
 _PASSED_ON = [each.name for each in fields(RunConfig) if each.name not in _NOT_PASSED_ON]
 
 Collate = Callable[[list[Any]], Any] | None
@@ -37,8 +47,13 @@ def make_trainer(
     settings["parameters"] = to_dict(config)
     settings["train"] = _loader(config, train, config.batch_size, collate, shuffle=True)
     settings["evaluate"] = _evaluation(config, evaluate, collate)
-    given = {**parts, "callbacks": [SavedConfig(config), *parts.get("callbacks", ())]}
-    return Trainer(module=module, **{**settings, **given})
+    callbacks = [SavedConfig(config), *_built("callback", config.callbacks), *parts.get("callbacks", ())]
+    trackers = [*_built("tracker", config.trackers), *parts.get("trackers", ())]
+    return Trainer(module=module, **{**settings, **parts, "callbacks": callbacks, "trackers": trackers})
+
+
+def _built(kind: str, components: Iterable[Component]) -> list[Any]:
+    return [catalogue.build(kind, each.type, **each.arguments) for each in components]
 
 
 def _evaluation(config: RunConfig, evaluate: Any, collate: Collate) -> Any:
@@ -58,5 +73,5 @@ def _refuse_unknown(parts: Mapping[str, Any]) -> None:
     known = [each.name for each in fields(Trainer)]
     for name in parts:
         if name not in known:
-            near = nearest(name, known)
+            near = catalogue.nearest(name, known)
             raise InvalidSetup(f"a trainer takes no {name!r}" + (f"; did you mean {near}?" if near else ""))

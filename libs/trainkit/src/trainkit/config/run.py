@@ -106,6 +106,8 @@ class RunConfig:
         non_finite: what a loss or gradient that is not finite leads to.
         out_of_memory: whether a step that does not fit is split.
         check_sync_every: how often processes compare their weights; null never.
+        callbacks: what is called around everything, in this order: names in the catalogue, or types with arguments.
+        trackers: where numbers go: names in the catalogue, or types with arguments.
     """
 
     max_duration: DurationText
@@ -131,6 +133,8 @@ class RunConfig:
     non_finite: Literal["raise", "skip", "ignore"] = "raise"
     out_of_memory: Literal["raise", "split"] = "raise"
     check_sync_every: DurationText | None = None
+    callbacks: tuple[Annotated[Component, OfKind("callback")], ...] = ()
+    trackers: tuple[Annotated[Component, OfKind("tracker")], ...] = ()
 
     def trainer(
         self,
@@ -148,7 +152,8 @@ class RunConfig:
             train: a dataset, for which a loader is made from the settings, or a loader or batches of your own.
             evaluate: the same, or several by name.
             collate: makes a batch of samples, in the loaders made here.
-            parts: everything else that a `Trainer` takes: `metrics`, `callbacks`, `trackers`, ...
+            parts: everything else that a `Trainer` takes, such as `metrics`; `callbacks` and `trackers` come behind
+                those of the settings.
 
         Raises:
             InvalidSetup: a part that a trainer does not take.
