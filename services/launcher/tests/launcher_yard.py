@@ -30,6 +30,7 @@ from trainyard_protos.v1 import (
 )
 
 from scripts.testbed.patience import PATIENCE_S
+from scripts.testbed.ports import free_port
 
 SMALL_AGENT = (sys.executable, str(Path(__file__).with_name("small_agent.py")))
 WAIT_S = PATIENCE_S
@@ -172,7 +173,7 @@ class Yard:
         self.registry: CollectorRegistry
         self.token = bearer_token(home)
         self.tokens = AttemptTokens.load_or_create(home)
-        self.port = 0
+        self.port = free_port()  # kept while it is away
         self._server: grpc.aio.Server | None = None
         self._launcher: Launcher | None = None
 

@@ -24,6 +24,7 @@ from trainyard_metrics.app import Metrics
 from trainyard_protos.v1 import artifacts_pb2_grpc, common_pb2, launcher_pb2, launcher_pb2_grpc, metrics_pb2_grpc
 
 from scripts.testbed.patience import PATIENCE_S
+from scripts.testbed.ports import free_port
 
 Message = launcher_pb2.AgentMessage
 Command = launcher_pb2.AgentCommand
@@ -114,7 +115,7 @@ class Yard:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.port = 0
+        self.port = free_port()  # kept while it is away
         self.tokens = AttemptTokens.load_or_create(home)
         self.launcher = LauncherEnd()
         self.door = Door()

@@ -27,6 +27,8 @@ from trainyard_protos.v1 import (
     yard_pb2_grpc,
 )
 
+from scripts.testbed.ports import free_port
+
 TOKEN = "a-token"
 JOB_ID = "01939a7e-0000-7000-8000-000000000001"
 _RESOLVED = "kind: TrainingJob\nspec: {nodes: 1}\n"
@@ -125,7 +127,7 @@ class ScriptedYard:
     admin: dict[str, list[Any]] = field(default_factory=dict)
     """Answers of the administration by "service.Method"; of a method that does not stream, the first."""
     calls: list[tuple[str, Any]] = field(default_factory=list)
-    port: int = 0
+    port: int = field(default_factory=free_port)
 
     async def start(self) -> None:
         """Serves on the port of the last time, and says so in the home."""
