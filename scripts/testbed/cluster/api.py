@@ -10,6 +10,7 @@ from typing import Any
 
 from scripts.testbed.cluster import certificates
 from scripts.testbed.cluster.layout import Layout
+from scripts.testbed.cluster.processes import Failed
 
 _ANSWER_S = 30
 
@@ -42,6 +43,25 @@ class Client:
         """
         answer = self._read(path)
         return None if answer is None else dict(json.loads(answer))
+
+    def make(self, path: str, item: dict[str, Any]) -> None:
+        """Makes an object, unless there is one of its name.
+
+        Args:
+            path: of the list that it is in, such as `/api/v1/nodes`.
+            item: it.
+
+        Raises:
+            Failed: the API server refuses it.
+        """
+        if self.find(f"{path}/{item['metadata']['name']}") is not None:
+            return
+        body, kind = json.dumps(item).encode(), {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._url + path, body, kind)
+        try:
+            urllib.request.urlopen(request, context=self._context, timeout=_ANSWER_S).close()
+        except urllib.error.HTTPError as error:
+            raise Failed(f"POST {path}: {error.read().decode()}") from error
 
     def _read(self, path: str) -> bytes | None:
         try:

@@ -118,7 +118,7 @@ class Cluster:
     def status(self) -> dict[str, list[str]]:
         """The parts that run, by machine; a machine that is off has none."""
         running: dict[str, list[str]] = {name: [] for name in (CONTROL, *NODES)}
-        for mark in processes.alive(f"{self.layout.number}/"):
+        for mark in processes.leaders(f"{self.layout.number}/"):
             _, name, part = mark.split("/")
             running[name].append(part)
         return running
@@ -204,7 +204,9 @@ class Cluster:
         self.control.boot()
         self.control.start_api()
         self.control.start_controllers()
-        self.apply(*manifests.basics(self.layout))
+        client = Client(self.layout)
+        for path, item in manifests.basics(self.layout).items():
+            client.make(path, item)
 
     def _join(self, name: str) -> None:
         self._nodes[name].join()

@@ -79,6 +79,8 @@ phase: Succeeded
 
 def start(machine: Machine) -> None:
     """Starts kwok on a machine, when it does not run there."""
+    if machine.runs(NAME):
+        return
     file = machine.folder / "kwok.yaml"
     file.write_text("\n---\n".join(json.dumps(stage) for stage in _stages()))
     command = [

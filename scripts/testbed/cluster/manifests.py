@@ -7,9 +7,13 @@ from typing import Any
 from scripts.testbed.cluster.layout import CONTROL, Layout
 
 
-def basics(layout: Layout) -> list[dict[str, Any]]:
-    """The objects, as Kubernetes reads them."""
-    return [_dns_service(layout), _dns_endpoints(layout), _storage_class()]
+def basics(layout: Layout) -> dict[str, dict[str, Any]]:
+    """The objects, by the path of the API at which they are made."""
+    return {
+        "/api/v1/namespaces/kube-system/services": _dns_service(layout),
+        "/apis/discovery.k8s.io/v1/namespaces/kube-system/endpointslices": _dns_endpoints(layout),
+        "/apis/storage.k8s.io/v1/storageclasses": _storage_class(),
+    }
 
 
 def _dns_service(layout: Layout) -> dict[str, Any]:

@@ -44,8 +44,9 @@ class Node(Machine):
         path = f"{program.parent}:/usr/sbin:/usr/bin:/sbin:/bin"
         self.start(CONTAINERD, [str(program), "--config", str(file), "--log-level=warn"], {"PATH": path})
         self.wait_ready(CONTAINERD, lambda: self.succeeds(self._ctr("version")))
-        for archive in images.built_in():
-            self.load_image(archive)
+        if not {images.PAUSE, images.BUSYBOX} <= set(self.images()):
+            for archive in images.built_in():
+                self.load_image(archive)
 
     def join(self) -> None:
         """Starts the kubelet, when the API server serves, and returns when the node is Ready; raises Failed."""

@@ -10,6 +10,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ import psutil
 PATIENCE_S = 240.0
 _LOOK_S = 0.1
 _MARK = "TRAINYARD_TESTBED_PART"
+_known: dict[str, psutil.Process] = {}  # what was found before, as a look at every process takes its time
 
 
 class Failed(RuntimeError):
@@ -56,7 +58,13 @@ def launch(mark: str, command: list[str], log: Path, environ: Mapping[str, str] 
 
 def find(mark: str) -> psutil.Process | None:
     """The leader of the process group that was launched under the mark; None when there is none."""
-    return next((process for process in marked(mark) if _mark(process) == mark and _leads(process)), None)
+    known = _known.get(mark)
+    if known is not None and _runs(known):
+        return known
+    found = next((process for process in marked(mark) if _mark(process) == mark and _leads(process)), None)
+    if found is not None:
+        _known[mark] = found
+    return found
 
 
 def kill(mark: str) -> None:
@@ -76,9 +84,9 @@ def marked(prefix: str) -> list[psutil.Process]:
     return [process for process in psutil.process_iter() if _mark(process).startswith(prefix)]
 
 
-def alive(prefix: str) -> list[str]:
-    """The marks with the prefix under which something runs."""
-    return sorted({_mark(process) for process in marked(prefix) if _leads(process)})
+def leaders(prefix: str) -> dict[str, int]:
+    """The process ids of what was launched under marks with the prefix and still runs, by mark."""
+    return {_mark(process): process.pid for process in marked(prefix) if _leads(process)}
 
 
 def tail(log: Path, characters: int = 3000) -> str:
@@ -93,6 +101,9 @@ def _end(processes: list[psutil.Process]) -> None:
         except psutil.NoSuchProcess:
             continue
     wait_for(lambda: not any(_runs(process) for process in processes), "end of processes that were killed")
+    for process in processes:
+        with suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
 
 
 def _runs(process: psutil.Process) -> bool:

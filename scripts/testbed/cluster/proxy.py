@@ -17,6 +17,8 @@ def start(machine: Machine, node: str) -> None:
         machine: where it runs.
         node: the node that it says it is; it has to be registered.
     """
+    if machine.runs(NAME):
+        return  # it ends when its configuration is written again
     config = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
