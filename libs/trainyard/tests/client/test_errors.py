@@ -2,6 +2,7 @@ import grpc
 import pytest
 from trainyard import errors
 from trainyard.client import AsyncClient
+from trainyard.client.attachment import Attachment
 from trainyard_protos.v1 import common_pb2
 
 from libs.trainyard.tests.client.scripted import Refusal, ScriptedYard
@@ -52,6 +53,25 @@ async def test_a_refused_document_carries_all_its_problems(yard: ScriptedYard) -
         with pytest.raises(errors.InvalidSpec) as caught:
             await client.submit("kind: x\n")
     assert [(each.line, each.field) for each in caught.value.problems] == [(7, "spec.comand"), (9, "spec.nodes")]
+
+
+async def test_a_yard_that_ends_is_not_running_also_for_who_has_just_attached(yard: ScriptedYard) -> None:
+    yard.refusals["Attach"] = [Refusal(S.UNAVAILABLE, "this yard is going down", "YardEnding")]
+    async with AsyncClient() as client:
+        attachment = Attachment(client._connection.yard.Attach(), "default")
+        for _ in range(2):
+            with pytest.raises(errors.NotRunning):
+                await attachment.hold()
+
+
+@pytest.mark.parametrize("words", ["Internal error from Core", "Received RST_STREAM with error code 2"])
+async def test_what_grpc_itself_says_of_a_call_that_broke_off_is_no_defect_of_the_yard(
+    yard: ScriptedYard, words: str
+) -> None:
+    yard.refusals["GetJob"] = [Refusal(S.INTERNAL, words)]
+    async with AsyncClient() as client:
+        with pytest.raises(errors.NotRunning):
+            await client.get("x")
 
 
 async def test_a_wrong_token_is_refused(yard: ScriptedYard) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import Any
 
 import grpc
@@ -29,8 +31,10 @@ class Attachment:
             YardError: the yard is gone.
         """
         on_loss = pb.AttachRequest.ON_LOSS_KEEP if detached or not job_id else pb.AttachRequest.ON_LOSS_CANCEL
+        request = pb.AttachRequest(workspace=self._workspace, job_id=job_id, on_loss=on_loss)
         try:
-            await self._call.write(pb.AttachRequest(workspace=self._workspace, job_id=job_id, on_loss=on_loss))
+            with contextlib.suppress(asyncio.InvalidStateError):  # it has ended: reading says why
+                await self._call.write(request)
             await self._call.read()
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None

@@ -23,7 +23,9 @@ _CLASSES: dict[grpc.StatusCode, type[errors.YardError]] = {
     grpc.StatusCode.ABORTED: errors.Conflict,
     grpc.StatusCode.RESOURCE_EXHAUSTED: errors.Exhausted,
 }
-_CUT = "RST_STREAM"
+# Not a service's words. A proxy cuts the streams of a service that died; and when a call ends while this side writes to
+# it, gRPC gives its own word for the answer, which is lost.
+_CUT = ("RST_STREAM", "Internal error from Core")
 _HINTS = {
     errors.NotRunning: "see whether it runs with 'yard version', start it with 'yard up'",
     errors.Refused: "check the token: TRAINYARD_TOKEN, or the file 'token' in TRAINYARD_HOME",
@@ -37,8 +39,8 @@ def from_rpc(error: grpc.aio.AioRpcError) -> errors.YardError:
     info = common_pb2.ErrorInfo.FromString(_binary(trailing.get(ERROR_KEY)))
     problems = common_pb2.Problems.FromString(_binary(trailing.get(PROBLEMS_KEY))).problems
     kind = from_code(error.code(), has_problems=bool(problems))
-    if _CUT in (error.details() or ""):
-        kind = errors.NotRunning  # not a service's word: a proxy cuts the streams of a service that died
+    if any(words in (error.details() or "") for words in _CUT):
+        kind = errors.NotRunning
     if info.reason == errors.CodeNotPacked.__name__:
         kind = errors.CodeNotPacked
     return kind(
