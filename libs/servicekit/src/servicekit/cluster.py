@@ -191,6 +191,8 @@ class Api:
                     raise _refusal(response.status, await response.read())
                 async for line in response.content:
                     yield json.loads(line)
+        except aiohttp.SocketTimeoutError:
+            return  # nothing changed for long, or the connection died without a word: the next watch finds out
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise _unreachable(error) from error
 
@@ -211,7 +213,7 @@ class Api:
     async def _headers(self) -> dict[str, str]:
         # The hook that renews a token may read files, or run the program a kubeconfig names.
         token = await asyncio.to_thread(self._configuration.get_api_key_with_prefix, "BearerToken", "authorization")
-        return {"Accept": "application/json"} | ({"Authorization": token} if token else {})
+        return {"Authorization": token} if token else {}
 
     async def close(self) -> None:
         """Ends every request."""

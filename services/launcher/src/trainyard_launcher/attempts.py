@@ -168,8 +168,11 @@ class Attempt:
         return next(taken, self.first_failure)
 
     def explained(self, exit: common_pb2.Exit, cause: common_pb2.Exit | None) -> common_pb2.Exit:
-        """A record that says no more than that the node was told to stop, by nobody of ours: the backend knows why."""
-        if cause is not None and exit.reason == STOPPED and not self.stop_reason:
+        """A record that says no more than that the node was told to stop, by nobody of ours: the backend knows why.
+
+        Peers are stopped because of such a node: that is no wish of ours that it should end.
+        """
+        if cause is not None and exit.reason == STOPPED and self.stop_reason in ("", "PeerFailed"):
             exit.reason, exit.message = cause.reason, cause.message
         return exit
 

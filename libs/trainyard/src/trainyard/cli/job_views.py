@@ -140,6 +140,9 @@ def _attempts(job: pb.Job) -> None:
 
 
 def _nodes(now: launcher_pb2.DescribeResponse) -> None:
+    for node in now.nodes:
+        if node.reason:
+            say(f"\nnode {node.node} does not run yet: {styled(node.reason, 'bold')}: {node.message}")
     workers = [(node, worker) for node in now.nodes for worker in node.workers]
     if not workers:
         return

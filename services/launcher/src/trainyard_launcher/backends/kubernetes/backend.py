@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 
+from servicekit.cluster import Api, ApiError, load_configuration
 from trainyard_protos.v1 import launcher_pb2, scheduler_pb2
 
 from trainyard_launcher.backend import (
@@ -28,7 +29,6 @@ from trainyard_launcher.backend import (
     StartError,
 )
 from trainyard_launcher.backends.kubernetes import machines, manifests, names, pods, tokens
-from trainyard_launcher.backends.kubernetes.api import Api, ApiError, load_configuration
 from trainyard_launcher.backends.kubernetes.attempts import Attempt, Node
 from trainyard_launcher.backends.kubernetes.exec import PodShell
 from trainyard_launcher.backends.kubernetes.keeper import Keeper
@@ -57,7 +57,16 @@ class KubernetesBackend:
         self._settings = settings
         self._endpoint = settings.kubernetes_agent_endpoint or endpoint
         self._template = read_template(settings.kubernetes_pod_template)
-        self._api = Api(load_configuration(settings), settings)
+        self._api = Api(
+            load_configuration(
+                settings.kubernetes_kubeconfig,
+                settings.kubernetes_context,
+                "set TRAINYARD_LAUNCHER_KUBERNETES_KUBECONFIG",
+            ),
+            qps=settings.kubernetes_qps,
+            burst=settings.kubernetes_burst,
+            timeout_s=settings.kubernetes_request_timeout_s,
+        )
         self._core = f"/api/v1/namespaces/{settings.kubernetes_namespace}"
         self._batch = f"/apis/batch/v1/namespaces/{settings.kubernetes_namespace}"
         self._background = Background()

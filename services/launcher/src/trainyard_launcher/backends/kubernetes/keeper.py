@@ -14,11 +14,11 @@ import logging
 import time
 from collections.abc import Iterator
 
+from servicekit.cluster import Api, ApiError
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_launcher.backend import NodeEnd, Observer
 from trainyard_launcher.backends.kubernetes import jobs, losses, machines, names, pods
-from trainyard_launcher.backends.kubernetes.api import Api, ApiError
 from trainyard_launcher.backends.kubernetes.attempts import Attempt, Node
 from trainyard_launcher.backends.kubernetes.watch import Mirror
 from trainyard_launcher.background import Background

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from servicekit.cluster import Api
+
 from trainyard_launcher.backend import JoinRefused
-from trainyard_launcher.backends.kubernetes.api import Api
 from trainyard_launcher.backends.kubernetes.manifests import AUDIENCE
 
 _POD_NAME = "authentication.kubernetes.io/pod-name"

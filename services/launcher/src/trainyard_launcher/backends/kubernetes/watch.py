@@ -14,7 +14,8 @@ import logging
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from trainyard_launcher.backends.kubernetes.api import Api, ApiError
+from servicekit.cluster import Api, ApiError
+
 from trainyard_launcher.scheduler import backoff
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,221 @@
+"""Jobs as pods of a real cluster: what they are made of, how they begin and end, what is left of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from trainyard.client import Client, JobHandle
+
+from tests.cluster.yards import ClusterYard
+from tests.conftest import wait_until
+from tests.jobs import document, output, python, reasons
+
+WAIT_S = 240
+
+pytestmark = pytest.mark.usefixtures("cluster")
+
+
+@pytest.fixture
+def client(yard_on_cluster: ClusterYard) -> Iterator[Client]:
+    with yard_on_cluster.client() as client:
+        yield client
+    yard_on_cluster.cancel_all()
+
+
+def ended(job: JobHandle) -> str:
+    """How a job ended."""
+    status = job.wait(WAIT_S, check=False)
+    return f"{status.reason}: {status.message}"
+
+
+def events(job: JobHandle, reason: str) -> list[str]:
+    return [event.message for event in job.events() if event.reason == reason]
+
+
+FOREVER = python("import signal; print('here', flush=True); signal.pause()")
+
+
+def begun(job: JobHandle) -> None:
+    wait_until(lambda: "here" in output(job), f"{job.name} to print", WAIT_S)
+
+
+def pods(yard: ClusterYard, job: JobHandle) -> list[dict]:
+    return yard.get("pods", **{"job-id": job.id})
+
+
+def test_a_job_runs_in_a_pod_as_nobody_special_and_leaves_nothing(yard_on_cluster: ClusterYard, client: Client) -> None:
+    code = """
+        import os
+        print(os.getuid(), os.getcwd())
+        print(*[name for name in os.environ if "TOKEN" in name or "ENDPOINT" in name])
+    """
+    job = client.submit(document(python(code)))
+    assert ended(job).startswith("Completed")
+    assert output(job) == ["1000 /trainyard/node/work", ""]
+    yard_on_cluster.assert_nothing_left(job.id)
+
+
+def test_a_failing_worker_is_named_with_its_exit_code_and_last_lines(client: Client) -> None:
+    job = client.submit(document(python("import sys; print('no such file'); sys.exit(3)")))
+    job.wait(WAIT_S, check=False)
+    exit = job.status().exit
+    assert (exit.reason, exit.exit_code, list(exit.last_lines)) == ("WorkerFailed", 3, ["no such file"])
+
+
+def test_nodes_find_each_other_and_kubectl_logs_shows_what_they_print(
+    yard_on_cluster: ClusterYard, client: Client
+) -> None:
+    code = """
+        import torch, torch.distributed as dist, time
+        dist.init_process_group("gloo")
+        sum = torch.ones(1)
+        dist.all_reduce(sum)
+        print("sum", int(sum), "rank", dist.get_rank(), flush=True)
+        dist.destroy_process_group()
+        time.sleep(0.5)
+        import signal; print("here", flush=True); signal.pause()
+    """
+    job = client.submit(document(python(code), runtime="torchrun", nodes=2))
+    begun(job)
+    assert sorted(line for line in output(job) if line.startswith("sum")) == ["sum 2 rank 0", "sum 2 rank 1"]
+    made = yard_on_cluster.get("jobs", **{"job-id": job.id}) + yard_on_cluster.get("services", **{"job-id": job.id})
+    assert [each["kind"] for each in made] == ["Job", "Service"]
+    for pod in pods(yard_on_cluster, job):
+        printed = yard_on_cluster.cluster.kubectl(
+            "logs", f"--namespace={yard_on_cluster.namespace}", pod["metadata"]["name"]
+        )
+        assert "sum 2 rank" in printed
+    job.cancel()
+    assert job.wait(WAIT_S, check=False).reason == "Cancelled"
+    yard_on_cluster.assert_nothing_left(job.id)
+
+
+def test_a_deleted_pod_is_told_and_the_job_is_tried_again_for_free(
+    yard_on_cluster: ClusterYard, client: Client
+) -> None:
+    job = client.submit(document(FOREVER, nodes=2, gracePeriod="1s"))
+    begun(job)
+    [first, *_] = pods(yard_on_cluster, job)
+    yard_on_cluster.kubectl("delete", "pod", first["metadata"]["name"], "--wait=false")
+    wait_until(lambda: job.status().attempt == 2, "a second attempt", WAIT_S)
+    assert reasons(job)[0] == "PodDeleted"
+    assert job.status().free_retries_used == 1
+
+
+def test_a_deleted_job_object_is_told_as_well(yard_on_cluster: ClusterYard, client: Client) -> None:
+    job = client.submit(document(FOREVER, gracePeriod="1s"))
+    begun(job)
+    yard_on_cluster.kubectl("delete", "jobs", f"--selector=trainyard.dev/job-id={job.id}", "--wait=false")
+    wait_until(lambda: job.status().attempt == 2, "a second attempt", WAIT_S)
+    assert reasons(job)[0] == "PodDeleted"
+
+
+def test_an_image_that_is_not_there_is_told_with_its_name(client: Client) -> None:
+    wanted = {"image": "localhost/none/such:1", "kubernetes": {"pullPolicy": "Never"}}
+    job = client.submit(document(["true"], **wanted))
+    why = ended(job)
+    assert why.startswith("ImageUnavailable")
+    assert "localhost/none/such:1" in why
+    assert events(job, "ImageUnavailable")
+
+
+def test_a_pod_that_no_node_takes_waits_and_says_why(yard_on_cluster: ClusterYard, client: Client) -> None:
+    job = client.submit(document(["true"], kubernetes={"nodeSelector": {"gpu": "a100"}}))
+    wait_until(lambda: events(job, "Unschedulable"), "a remark", WAIT_S)
+    assert "didn't match" in events(job, "Unschedulable")[0]
+    shown = yard_on_cluster.yard("status", job.id).stdout
+    assert "Unschedulable" in shown
+    job.cancel()
+    assert job.wait(WAIT_S, check=False).reason == "Cancelled"
+    yard_on_cluster.assert_nothing_left(job.id)
+
+
+def test_a_missing_secret_is_told_by_name(client: Client) -> None:
+    secrets = [{"name": "KEY", "from": {"secret": {"name": "nowhere", "key": "k"}}}]
+    job = client.submit(document(["true"], secrets=secrets))
+    wait_until(lambda: events(job, "VolumeUnavailable"), "a remark", WAIT_S)
+    assert "nowhere" in events(job, "VolumeUnavailable")[0]
+
+
+def test_a_secret_of_the_cluster_reaches_the_workers(yard_on_cluster: ClusterYard, client: Client) -> None:
+    yard_on_cluster.kubectl("create", "secret", "generic", "wandb", "--from-literal=api-key=s3cret")
+    secrets = [{"name": "KEY", "from": {"secret": {"name": "wandb", "key": "api-key"}}}]
+    job = client.submit(document(python("import os; print(os.environ['KEY'][::-1])"), secrets=secrets))
+    assert ended(job).startswith("Completed")
+    assert output(job) == ["terc3s"]
+
+
+def test_a_worker_that_uses_too_much_memory_is_told_so(client: Client) -> None:
+    code = "hog = [bytearray(1 << 24) for _ in range(1 << 10)]"
+    job = client.submit(document(python(code), resources={"cpu": "500m", "memory": "64Mi"}))
+    why = ended(job)
+    assert why.startswith("OutOfMemory")
+    assert "memory" in why
+
+
+def test_a_pod_the_quota_forbids_is_told_with_the_quotas_words(own_yard: ClusterYard) -> None:
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "small"},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    own_yard.kubectl("apply", "--filename=-", input=json.dumps(quota))
+    with own_yard.client() as client:
+        job = client.submit(document(["true"]))
+        wait_until(lambda: events(job, "PodsRefused"), "a remark", WAIT_S)
+        assert "exceeded quota: small" in events(job, "PodsRefused")[0]
+        job.cancel()
+        assert job.wait(WAIT_S, check=False).reason == "Cancelled"
+
+
+def test_a_token_of_another_pod_gets_no_plan(yard_on_cluster: ClusterYard, client: Client) -> None:
+    """A pod of anybody's in the namespace has a token as well: it is not that of the node's pod."""
+    job = client.submit(document(FOREVER))
+    begun(job)
+    attempt_id = job.status().attempt_id
+    stranger = yard_on_cluster.kubectl("create", "token", "default", "--audience=trainyard", "--duration=10m").strip()
+    for token, why in ((stranger, "not bound to a pod"), ("nonsense", "does not know this token")):
+        assert why in yard_on_cluster.join(attempt_id, 0, token)
+
+
+def test_a_shell_has_the_folder_and_environment_of_the_worker(yard_on_cluster: ClusterYard, client: Client) -> None:
+    job = client.submit(document(FOREVER, env={"COLOUR": "blue"}))
+    begun(job)
+    shown = yard_on_cluster.yard("shell", job.id, "--", "sh", "-c", "echo $COLOUR; pwd; exit 7")
+    assert shown.stdout.split() == ["blue", "/trainyard/node/work"], shown.stderr
+    assert shown.returncode == 7
+    fed = yard_on_cluster.yard("shell", job.id, "--", "cat", input="through\n")
+    assert (fed.stdout, fed.returncode) == ("through\n", 0)
+
+
+def test_stacks_of_all_ranks_come_out_of_the_pods(yard_on_cluster: ClusterYard, client: Client) -> None:
+    job = client.submit(document(FOREVER, nodes=2))
+    begun(job)
+    stacks = client.stacks(job.id)
+    assert [each.rank for each in stacks] == [0, 1]
+    assert all("<module>" in each.text for each in stacks), stacks
+
+
+def test_every_wish_of_a_job_is_taken_by_the_api_server(yard_on_cluster: ClusterYard, client: Client) -> None:
+    yard_on_cluster.kubectl("create", "configmap", "settings", "--from-literal=rate=0.1")
+    wishes = {
+        "tolerations": [{"key": "gpu", "operator": "Exists"}],
+        "volumes": [
+            {"name": "settings", "mountPath": "/settings", "configMap": "settings"},
+            {"name": "scratch", "mountPath": "/scratch", "emptyDir": {"sizeLimit": "1Gi"}},
+        ],
+        "sharedMemory": "96Mi",
+        "topology": "spread",
+        "runAsUser": 4242,
+    }
+    code = """
+        import os
+        print(os.getuid(), open("/settings/rate").read(), os.statvfs("/dev/shm").f_blocks * 4096 >> 20)
+        open("/scratch/file", "w").write("mine")
+    """
+    job = client.submit(document(python(code), kubernetes=wishes))
+    assert ended(job).startswith("Completed"), output(job)
+    assert output(job) == ["4242 0.1 96"]
