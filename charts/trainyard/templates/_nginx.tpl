@@ -13,7 +13,6 @@ artifacts: [ArtifactService, ArtifactAdminService]
 # bound them); errors carry the problems of a document, up to some hundred kilobytes.
 daemon off;
 worker_processes 2;
-worker_rlimit_nofile 65536;
 pid nginx.pid;
 error_log stderr warn;
 events { worker_connections 16384; }

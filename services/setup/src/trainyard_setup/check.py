@@ -68,8 +68,8 @@ async def _answered(name: str, ask: Callable[[], Awaitable[Any]]) -> None:
     try:
         await ask()
     except grpc.aio.AioRpcError as error:
-        # The launcher knows no such job, which is an answer.
-        if name != "launcher" or error.code() is not grpc.StatusCode.NOT_FOUND:
+        # The launcher runs no such job, which is an answer.
+        if name != "launcher" or error.code() is not grpc.StatusCode.FAILED_PRECONDITION:
             raise Unwell(f"{name} does not answer: {error.code().name}: {error.details()}") from error
 
 
