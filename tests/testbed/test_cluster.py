@@ -9,6 +9,8 @@ import pytest
 from scripts.testbed.cluster import images
 from tests.testbed.kubernetes import SERVE, Namespace, pod, service
 
+pytestmark = pytest.mark.timeout(1200)  # on a busy machine a start takes minutes
+
 
 @pytest.fixture
 def namespace(cluster, cluster_namespace):

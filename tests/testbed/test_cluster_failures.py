@@ -5,6 +5,8 @@ import pytest
 from tests.conftest import wait_until
 from tests.testbed.kubernetes import SERVE, Namespace, pod
 
+pytestmark = pytest.mark.timeout(1200)  # on a busy machine a start takes minutes
+
 PATIENCE_S = 240
 
 

@@ -1,0 +1,126 @@
+"""A cluster comes and goes as a whole, whatever happened to it. These tests have one of their own."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scripts.testbed.cluster import cgroups, kwok, processes, system
+from scripts.testbed.cluster.cluster import Cluster
+from scripts.testbed.cluster.layout import Layout, Wrong
+from tests.testbed.kubernetes import Namespace, pod
+
+pytestmark = pytest.mark.timeout(1200)  # on a busy machine a start takes minutes
+
+NUMBER = 9
+
+real = pytest.mark.skipif(
+    os.environ.get("TRAINYARD_CLUSTER") == "0" or bool(system.obstacle()),
+    reason=system.obstacle() or "TRAINYARD_CLUSTER=0 switches the tests on a cluster off",
+)
+
+
+@pytest.fixture
+def own_cluster():
+    cluster = Cluster(Layout(NUMBER))
+    cluster.down()
+    yield cluster
+    cluster.down()
+
+
+def remains(cluster, namespaces):
+    """All that is left of a cluster on this machine."""
+    name = cluster.layout.name
+    links = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True).stdout
+    yield from (str(process) for process in processes.marked(f"{NUMBER}/"))
+    yield from (str(process) for process in psutil.process_iter() if namespaces_of(process) & namespaces)
+    yield from (str(path) for path in cgroups.present(name))
+    yield from (line for line in mounts() if str(cluster.layout.folder) in line)
+    yield from (line for line in links.splitlines() if name in line or f"ty{NUMBER}-" in line)
+    if cluster.layout.folder.exists():
+        yield str(cluster.layout.folder)
+
+
+def rules():
+    """The host's packet filter, without how often each rule was used."""
+    saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout
+    return [line for line in saved.splitlines() if line.startswith("-A")]
+
+
+def mounts():
+    return Path("/proc/self/mounts").read_text().splitlines()
+
+
+def namespaces_of(process):
+    """None for a process that has ended, also when nobody has asked how."""
+    try:
+        ended = process.status() == psutil.STATUS_ZOMBIE
+        kinds = [] if ended else ["net", "mnt", "pid"]
+        return {str(Path(f"/proc/{process.pid}/ns/{kind}").readlink()) for kind in kinds}
+    except (OSError, psutil.NoSuchProcess):
+        return set()
+
+
+def own_namespaces():
+    """Those that the cluster has and this process has not."""
+    found = set().union(*(namespaces_of(process) for process in processes.marked(f"{NUMBER}/")))
+    return found - namespaces_of(psutil.Process())
+
+
+@pytest.mark.parametrize("number", ["10", "-1", "two", ""])
+def test_the_number_of_a_cluster_is_checked(monkeypatch, number):
+    monkeypatch.setenv("TRAINYARD_TESTBED_CLUSTER", number)
+    with pytest.raises(Wrong, match="0 to 9"):
+        Cluster()
+
+
+@real
+def test_down_leaves_nothing(own_cluster):
+    before = rules()
+    own_cluster.up()
+    Namespace(own_cluster, "default").apply(pod("runs", "exec sleep 3600"))
+    Namespace(own_cluster, "default").wait("condition=Ready", "pod/runs")
+    namespaces = own_namespaces()
+    assert len(namespaces) >= 3 * (1 + len(own_cluster.nodes))
+    assert list(remains(own_cluster, namespaces))
+    own_cluster.down()
+    assert list(remains(own_cluster, namespaces)) == []
+    assert rules() == before
+
+
+@real
+def test_up_mends_a_cluster_that_was_killed_and_leaves_a_whole_one_alone(own_cluster):
+    own_cluster.up()
+    namespace = Namespace(own_cluster, "default")
+    namespace.apply(pod("before", "echo before"))
+    assert namespace.printed("before") == "before\n"
+    processes.kill_all(f"{NUMBER}/")
+    assert not own_cluster.whole()
+    own_cluster.up()
+    assert own_cluster.whole()
+    running = processes.leaders(f"{NUMBER}/")
+    own_cluster.up()
+    assert processes.leaders(f"{NUMBER}/") == running
+    namespace.apply(pod("after", "echo after"))
+    assert namespace.printed("after") == "after\n"
+    assert "before" in namespace.kubectl("get", "pods")
+
+
+@real
+def test_pods_on_fake_nodes_run_and_end_by_rule(own_cluster):
+    own_cluster.up(fake_nodes=2)
+    namespace = Namespace(own_cluster, "default")
+    tolerant = {
+        "tolerations": [{"key": kwok.TAINT, "operator": "Exists"}],
+        "nodeSelector": {kwok.LABEL: "kwok"},
+    }
+    ends = pod("ends", "is never run", **tolerant)
+    ends["metadata"]["annotations"] = {kwok.DURATION: "1s"}
+    namespace.apply(pod("goes-on", "is never run", **tolerant), ends)
+    namespace.wait("condition=Ready", "pod/goes-on")
+    namespace.wait("jsonpath={.status.phase}=Succeeded", "pod/ends")
+    namespace.kubectl("delete", "pod", "goes-on")
+    nodes = own_cluster.get("pod", "ends")["spec"]["nodeName"]
+    assert nodes in {"kwok-0", "kwok-1"}
