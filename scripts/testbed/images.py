@@ -9,12 +9,14 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from scripts.testbed import fetch
 
@@ -94,6 +96,12 @@ def mounted(tag: str) -> Iterator[Path]:
         yield Path(_buildah("mount", container).strip())
     finally:
         _buildah("rm", container)
+
+
+def configuration(tag: str) -> dict[str, Any]:
+    """What an image of buildah's store says about how it runs: User, Entrypoint, Env and so on."""
+    found = json.loads(_buildah("inspect", "--type=image", tag))
+    return dict(found["OCIv1"]["config"])
 
 
 def base() -> str:

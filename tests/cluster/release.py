@@ -23,9 +23,11 @@ from scripts.testbed.cluster import binaries
 from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import REPOSITORY
+from tests.jobs import document, python
 
 CHART = REPOSITORY / "charts" / "trainyard"
 Values = Mapping[str, Any]
+_OUTSIDE = "clusterroles,clusterrolebindings"
 
 
 class HelmFailed(Exception):
@@ -47,7 +49,7 @@ def helm(*arguments: str, environ: Mapping[str, str] | None = None) -> str:
     )
     if done.returncode:
         raise HelmFailed(done.stdout + done.stderr)
-    return done.stdout
+    return done.stdout + (done.stderr if arguments[0] == "uninstall" else "")
 
 
 def rendered(values: Values) -> list[dict[str, Any]]:
@@ -73,21 +75,31 @@ def image_values(*names: str) -> dict[str, Any]:
     return found
 
 
+def small_job(code: str, **spec: Any) -> dict[str, object]:
+    """A job of a few lines of Python, in an image that has little else."""
+    image = image_values("services")["image"]
+    fields: dict[str, Any] = {
+        "image": f"{image['repository']}:{image['tag']}",
+        "kubernetes": {"pullPolicy": "Never"},
+        "resources": {"cpu": "100m", "memory": "64Mi"},
+    }
+    return document(python(code), **(fields | spec))
+
+
 class Release:
     """One installation, in a namespace of its own.
 
     Args:
         folder: for its files.
-        values: beside those that name the images.
     """
 
     name = "yard"
 
-    def __init__(self, cluster: Cluster, namespace: str, folder: Path, values: Values) -> None:
+    def __init__(self, cluster: Cluster, namespace: str, folder: Path) -> None:
         self.cluster = cluster
         self.namespace = namespace
         self.folder = folder
-        self.values: dict[str, Any] = {**image_values("services", "agent"), **values}
+        self.values = image_values("services", "agent")
 
     def helm(self, *arguments: str) -> str:
         """Runs helm in the namespace; raises HelmFailed, with what the cluster knows."""
@@ -108,17 +120,55 @@ class Release:
         """Removes it; returns what helm printed."""
         return self.helm("uninstall", self.name, "--wait", f"--timeout={int(PATIENCE_S)}s")
 
+    def provide_volumes(self) -> None:
+        """Makes the volumes that its claims will ask for, each a folder that both nodes see."""
+        for service in ("scheduler", "metrics", "artifacts"):
+            folder = self.folder / service
+            folder.mkdir()
+            folder.chmod(0o777)  # the testbed's volumes take no owner from a pod
+            claim = {"name": f"home-yard-trainyard-{service}-0", "namespace": self.namespace}
+            spec = {
+                "capacity": {"storage": "100Gi"},
+                "accessModes": ["ReadWriteOnce"],
+                "storageClassName": self.namespace,
+                "claimRef": claim,
+                "hostPath": {"path": str(folder), "type": "Directory"},
+            }
+            metadata = {"name": f"{self.namespace}-{service}", "labels": {"test": self.namespace}}
+            self.cluster.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec})
+
+    def remove_volumes(self) -> None:
+        """Removes them again."""
+        self.cluster.kubectl("delete", "persistentvolumes", f"--selector=test={self.namespace}", "--wait=false")
+
     def kubectl(self, *arguments: str, check: bool = True, input: str | None = None) -> str:
         return self.cluster.kubectl(f"--namespace={self.namespace}", *arguments, check=check, input=input)
 
-    def objects(self, *kinds: str) -> list[dict[str, Any]]:
-        """The objects of some kinds in the namespace."""
-        found: list[dict[str, Any]] = json.loads(self.kubectl("get", ",".join(kinds), "--output=json"))["items"]
+    def objects(self, kinds: str, *options: str) -> list[dict[str, Any]]:
+        """The objects of some kinds, with commas between them, in the namespace."""
+        found: list[dict[str, Any]] = json.loads(self.kubectl("get", kinds, *options, "--output=json"))["items"]
         return found
 
-    def named(self, *kinds: str) -> set[str]:
+    def named(self, kinds: str) -> set[str]:
         """`kind/name` of each object of some kinds."""
-        return {f"{each['kind']}/{each['metadata']['name']}" for each in self.objects(*kinds)}
+        return {f"{each['kind']}/{each['metadata']['name']}" for each in self.objects(kinds)}
+
+    def load_images(self) -> None:
+        """Gives the nodes the images that they lack."""
+        known = self.cluster.images()
+        for name in ("services", "agent"):
+            if not all(images.reference(name) in found for found in known.values()):
+                self.cluster.load_image(images.archive(name))
+
+    def cluster_objects(self) -> list[str]:
+        """Names of what it made outside of namespaces."""
+        found = self.cluster.kubectl("get", _OUTSIDE, "--output=name").split()
+        return [name for name in found if name.partition("/")[2].startswith(f"{self.namespace}-")]
+
+    def remove_cluster_objects(self) -> None:
+        """Removes those, which are left when a test fails in the middle."""
+        if left := self.cluster_objects():
+            self.cluster.kubectl("delete", "--ignore-not-found", *left)
 
     def secrets(self) -> dict[str, dict[str, str]]:
         """Content of the secrets that the installation made."""
@@ -138,9 +188,9 @@ class Release:
         return "\n".join(shown)
 
     @contextmanager
-    def reached(self) -> Iterator[dict[str, str]]:
+    def reached(self, token: str = "") -> Iterator[dict[str, str]]:
         """The environment of a user of the yard, while a port is forwarded to it, as the chart's notes say."""
-        token = self.secrets()["yard-trainyard-token"]["token"]
+        token = token or base64.b64decode(self.secrets()["yard-trainyard-token"]["token"]).decode()
         ca_file = self.folder / "ca.crt"
         root = self.kubectl("get", "configmap", "yard-trainyard-ca", "--output=json")
         ca_file.write_text(json.loads(root)["data"]["ca.crt"])
@@ -148,14 +198,14 @@ class Release:
             yield {
                 "TRAINYARD_ENDPOINT": f"localhost:{port}",
                 "TRAINYARD_CA_FILE": str(ca_file),
-                "TRAINYARD_TOKEN": base64.b64decode(token).decode(),
+                "TRAINYARD_TOKEN": token,
             }
 
     @contextmanager
-    def client(self) -> Iterator[Client]:
+    def client(self, token: str = "") -> Iterator[Client]:
         """A client of the yard."""
         with (
-            self.reached() as user,
+            self.reached(token) as user,
             Client(
                 user["TRAINYARD_ENDPOINT"], token=user["TRAINYARD_TOKEN"], ca_file=Path(user["TRAINYARD_CA_FILE"])
             ) as client,
