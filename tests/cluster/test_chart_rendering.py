@@ -147,6 +147,8 @@ def test_the_large_installation_keeps_nothing_of_its_own_but_metrics_records() -
         environ = {each["name"]: each for each in container["env"]}
         secret = environ["TRAINYARD_SERVICE_DATABASE_URL"]["valueFrom"]["secretKeyRef"]
         assert secret == {"name": "databases", "key": name}
+    volumes = {each["metadata"]["name"] for each in objects if each.get("spec", {}).get("volumeClaimTemplates")}
+    assert volumes == {"yard-trainyard-metrics"}
     assert "yard-trainyard-redis" not in {each["metadata"]["name"] for each in objects}
 
 

@@ -79,12 +79,20 @@ spec:
     {{- if and $root.Values.jobs.podTemplate (eq $name "launcher") }}
     - {name: jobs, configMap: {name: {{ $full }}-jobs}}
     {{- end }}
-    {{- if or (has $name (list "launcher" "operator")) (eq $root.Values.storage.kind "emptyDir") }}
+    {{- if or (not (include "trainyard.keepsFiles" (dict "root" $root "name" $name))) (eq $root.Values.storage.kind "emptyDir") }}
     - {name: home, emptyDir: {}}
     {{- else if eq $root.Values.storage.kind "hostPath" }}
     - name: home
       hostPath: {path: {{ $root.Values.storage.hostPath }}/{{ $name }}, type: Directory}
     {{- end }}
+{{- end -}}
+
+{{- /* Whether a service keeps something on its volume: "true", or nothing. */ -}}
+{{- define "trainyard.keepsFiles" -}}
+{{- $sqlite := eq .root.Values.database.kind "sqlite" -}}
+{{- if or (eq .name "metrics") (and (eq .name "scheduler") $sqlite) (and (eq .name "artifacts") (or $sqlite (not .root.Values.s3.bucket))) -}}
+true
+{{- end -}}
 {{- end -}}
 
 {{- /* Root certificates of servers outside of this installation: name of the volume to secret. */ -}}
