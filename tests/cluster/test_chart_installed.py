@@ -1,0 +1,117 @@
+"""An installation by the chart: it answers, an upgrade does not touch what runs, and nothing but data is left of it."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from trainyard.client import JobHandle
+
+from scripts.testbed.cluster.cluster import Cluster
+from scripts.testbed.patience import PATIENCE_S
+from tests.cluster.release import Release, small_job
+from tests.conftest import wait_until
+from tests.jobs import output
+
+pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(8 * PATIENCE_S)]
+
+WAITING = """
+    import os, time
+    print("begun", flush=True)
+    while not os.path.exists("/tmp/go"):
+        time.sleep(0.1)
+    print("done", flush=True)
+"""
+SECRETS = {f"yard-trainyard-{name}" for name in ("attempt-key", "authority", "redis", "tls", "token")}
+KINDS = (
+    "all,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,"
+    "persistentvolumeclaims"
+)
+
+
+@pytest.fixture
+def release(cluster: Cluster, cluster_namespace: str, tmp_path: Path) -> Iterator[Release]:
+    """One that is not installed yet, with volumes for it."""
+    tmp_path.chmod(0o755)
+    found = Release(cluster, cluster_namespace, tmp_path)
+    found.load_images()
+    found.provide_volumes()
+    yield found
+    found.kubectl("delete", "jobs", "--all", "--wait=false", check=False)
+    found.remove_cluster_objects()
+    found.remove_volumes()
+
+
+def begun(job: JobHandle) -> bool:
+    return "begun" in output(job)
+
+
+def pods(release: Release, component: str) -> dict[str, tuple[str, int]]:
+    """Of each pod: what it is and how often it was started again."""
+    selector = f"--selector={component}"
+    return {
+        pod["metadata"]["name"]: (
+            pod["metadata"]["uid"],
+            sum(each["restartCount"] for each in pod["status"].get("containerStatuses", [])),
+        )
+        for pod in release.objects("pods", selector)
+    }
+
+
+def shown_names(endpoint: str) -> list[str]:
+    """The names in the certificate that the gateway shows."""
+    host, _, port = endpoint.rpartition(":")
+    found = x509.load_pem_x509_certificate(ssl.get_server_certificate((host, int(port))).encode())
+    held = found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return held.get_values_for_type(x509.DNSName)
+
+
+def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(release: Release) -> None:
+    release.install(**SMALL, storage={"className": release.namespace})
+    release.helm("test", release.name, f"--timeout={int(PATIENCE_S)}s")
+    made = release.secrets()
+    assert made.keys() == SECRETS
+
+    with release.client() as client:
+        job = client.submit(small_job(WAITING))
+        wait_until(lambda: begun(job), "the job to begin")
+    workers = pods(release, f"trainyard.dev/job-id={job.id}")
+    services = pods(release, "app.kubernetes.io/component=scheduler")
+
+    restarted = {"podAnnotations": {"test": "upgraded"}}
+    release.install(
+        **{name: SMALL.get(name, {}) | restarted for name in ("scheduler", "launcher", "metrics", "artifacts")},
+        tls={"extraHosts": ["yard.example"]},
+    )
+    assert pods(release, "app.kubernetes.io/component=scheduler") != services
+    assert pods(release, f"trainyard.dev/job-id={job.id}") == workers
+    kept = release.secrets()
+    assert {name for name in made if kept[name] != made[name]} == {"yard-trainyard-tls"}
+    with release.reached() as user:
+        wait_until(lambda: "yard.example" in shown_names(user["TRAINYARD_ENDPOINT"]), "the certificate to be shown")
+
+    (worker,) = workers
+    release.kubectl("exec", worker, "--container=worker", "--", "python3", "-c", "open('/tmp/go', 'w')")
+    with release.client() as client:
+        job = client.job(job.id)
+        assert job.wait(PATIENCE_S, check=False).reason == "Completed"
+        assert output(job) == ["begun", "done"]
+
+    printed = release.uninstall()
+    claims = {f"PersistentVolumeClaim/home-yard-trainyard-{name}-0" for name in ("scheduler", "metrics", "artifacts")}
+    for claim in claims:
+        assert claim.rpartition("/")[2] in printed
+    wait_until(lambda: not release.objects("pods"), "the pods to be gone")
+    left = release.named(KINDS)
+    assert left == claims | {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default"}
+    assert release.cluster_objects() == []
+
+
+SMALL: dict[str, Any] = {
+    "gateway": {"replicas": 1},
+    "launcher": {"env": {"TRAINYARD_LAUNCHER_AGENT_CPU": 0.05}},
+}
