@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import grpc
 import psutil
@@ -16,13 +17,14 @@ from trainyard.home import read_endpoint
 from trainyard_protos.v1 import artifacts_pb2, artifacts_pb2_grpc
 
 from scripts.testbed.patience import PATIENCE_S
-from tests.conftest import wait_until
+from tests.conftest import is_worker, wait_until
 
 COUNTER = """
     import os, pathlib, re, time
     from trainyard import tracker
 
-    STEPS = int(os.environ.get("STEPS", "60"))
+    STEPS = 60
+    gate = os.environ.get("GATE")  # the first attempt waits for it between two checkpoints
     rank = int(os.environ["RANK"])
     folder = pathlib.Path("checkpoints")
     folder.mkdir(exist_ok=True)
@@ -31,6 +33,8 @@ COUNTER = """
     print(f"starting after step {start} in attempt {os.environ['TRAINYARD_ATTEMPT']}", flush=True)
     for step in range(start + 1, STEPS + 1):
         time.sleep(0.1)
+        while step == 25 and gate and os.environ["TRAINYARD_ATTEMPT"] == "1" and not pathlib.Path(gate).exists():
+            time.sleep(0.05)
         if rank == 0:
             tracker.log({"loss": 1.0 / step}, step=step)
             if step % 10 == 0:
@@ -68,10 +72,20 @@ def stored_steps(client, job):
 
 
 @pytest.fixture
-def counting(yard, job_file):
-    """A job of two workers that is some steps beyond a stored checkpoint."""
+def gate(tmp_path):
+    """What the first attempt waits for, some steps beyond its second checkpoint."""
+    return tmp_path / "gate"
+
+
+def gated(gate):
+    return f"{SPEC}    env: {{GATE: {gate}}}\n"
+
+
+@pytest.fixture
+def counting(yard, job_file, gate):
+    """A job of two workers that is some steps beyond a stored checkpoint, and waits there."""
     client = yard.client()
-    job = client.submit(job_file(COUNTER, SPEC))
+    job = client.submit(job_file(COUNTER, gated(gate)))
     wait_until(lambda: 20 in stored_steps(client, job), "the checkpoint of step 20")
     yield client, job
     client.close()
@@ -89,11 +103,12 @@ def test_a_killed_worker_is_resumed_from_its_checkpoint_without_a_gap_or_a_doubl
     assert all(not text.startswith("starting after step 0") for text in resumed)
 
 
-def test_a_killed_yard_does_not_stop_training_and_starts_nothing_twice(yard, counting):
+def test_a_killed_yard_does_not_stop_training_and_starts_nothing_twice(yard, counting, gate):
     _, job = counting
     workers = {process.pid for process in yard.workers()}
     yard.kill()
     assert {process.pid for process in yard.workers()} == workers
+    gate.touch()
     yard.up()
     with yard.client() as back:
         ended = back.job(job.id).wait()
@@ -125,12 +140,12 @@ def test_a_killed_agent_leaves_no_orphan_and_the_job_is_retried(yard, counting):
     assert not any(psutil.pid_exists(pid) for pid in before)
 
 
-def test_a_checkpoint_from_which_a_killed_attempt_got_nowhere_is_passed_over(yard, job_file):
+def test_a_checkpoint_from_which_a_killed_attempt_got_nowhere_is_passed_over(yard, job_file, gate):
     stuck = COUNTER.replace(
         "for step in", "while os.environ['TRAINYARD_ATTEMPT'] == '2': time.sleep(1)\n    for step in"
     )
     with yard.client() as client:
-        job = client.submit(job_file(stuck, SPEC))
+        job = client.submit(job_file(stuck, gated(gate)))
         wait_until(lambda: 20 in stored_steps(client, job), "the checkpoint of step 20")
         yard.workers()[0].kill()
         wait_until(lambda: job.status().attempt == 2 and _workers_heard(client, job), "the second attempt")
@@ -177,17 +192,34 @@ def test_a_zombie_of_an_old_attempt_cannot_commit_a_checkpoint(yard, counting):
     assert job.wait().attempt == 2
 
 
-def test_a_start_that_arrives_twice_or_late_starts_nothing(yard, counting):
+def test_a_start_that_arrives_twice_or_late_starts_nothing(yard, counting, gate):
     client, job = counting
     workers = {process.pid for process in yard.workers()}
     folder = yard.folder / "attempts" / job.status().attempt_id / "node-0"
     again = [sys.executable, "-m", "trainyard.agent", folder]
     assert subprocess.run(again, env=yard.environ, timeout=PATIENCE_S).returncode == 0
     assert {process.pid for process in yard.workers()} == workers
+    gate.touch()
     assert job.wait().attempt == 1
     assert subprocess.run(again, env=yard.environ, timeout=PATIENCE_S).returncode == 0
     assert starts(client, job) == [(1, 0), (1, 1)]
     assert loss_steps(job) == list(range(1, 61))
+
+
+@pytest.mark.parametrize("first", ["yard", "workers"])
+def test_a_machine_that_stood_still_for_a_while_is_nobodys_silence(yard, job_file, gate, first):
+    with yard.client() as client:
+        job = client.submit(job_file(COUNTER, gated(gate) + "    hangTimeout: 10s\n"))
+        wait_until(lambda: job.metrics("loss"), "its first steps")
+        processes = sorted(yard.processes(), key=is_worker, reverse=first == "workers")
+        for process in processes:
+            process.suspend()
+        time.sleep(15)
+        gate.touch()
+        for process in processes:
+            process.resume()
+        assert [attempt.exit.reason for attempt in job.wait().attempts] == ["Completed"]
+        assert loss_steps(job) == list(range(1, 61))
 
 
 HANG = """
