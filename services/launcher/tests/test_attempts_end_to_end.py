@@ -41,6 +41,13 @@ async def test_an_attempt_runs_and_is_reported_phase_by_phase(yard: Yard) -> Non
     assert not sweep.find(sweep.Target(attempt))
 
 
+async def test_what_only_a_cluster_uses_is_told_once(yard: Yard) -> None:
+    attempt = yard.assign(python("print('hi')"), image="team/train:1", nodes=2)
+    yard.send_launch(attempt)
+    await yard.scheduler.ended(attempt)
+    assert [note.note for note in yard.scheduler.notes("ClusterOnly")] == ["spec.image: used on a cluster, not here"]
+
+
 async def test_the_pool_is_registered_with_what_the_machine_has(yard: Yard) -> None:
     await yard.scheduler.until(lambda: bool(yard.scheduler.pools))
     pool = yard.scheduler.pools[0]

@@ -158,6 +158,7 @@ class ProcessBackend:
             if record is None:
                 record = self._allocate(launch)
                 await self._in_thread(self._folder(attempt_id).write, record)
+                self._tell_what_is_left_alone(launch)
             if attempt_id not in self._records:
                 self._hold(record)
             children = await self._in_thread(self._spawn_missing, launch, record)
@@ -171,6 +172,13 @@ class ProcessBackend:
             if child is None or not self._watch(attempt_id, index, child.pid, child):
                 self._look(attempt_id, index)
         return self._limits_note()
+
+    def _tell_what_is_left_alone(self, launch: Launch) -> None:
+        spec = launch.spec
+        given = [name for name in ("image", "kubernetes") if spec is not None and getattr(spec, name) is not None]
+        if given:
+            fields = " and ".join(f"spec.{name}" for name in given)
+            self._observer.remark(launch.facts.attempt_id, "ClusterOnly", f"{fields}: used on a cluster, not here")
 
     def _allocate(self, launch: Launch) -> AttemptRecord:
         facts = launch.facts
