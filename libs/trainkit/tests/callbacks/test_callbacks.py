@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -359,3 +361,16 @@ def test_settings_out_of_bounds_are_refused() -> None:
     for make in (lambda: EMA(1.0), lambda: EMA(every=0), lambda: WatchGradients(0), lambda: EarlyStopping(patience=0)):
         with pytest.raises(InvalidSetup):
             make()
+
+
+def test_importing_costs_nothing_that_is_not_used() -> None:
+    program = """
+import sys, torch
+import trainkit.callbacks.ema, trainkit.callbacks.gradients, trainkit.callbacks.monitor, trainkit.callbacks.progress
+import trainkit.callbacks.selection, trainkit.huggingface, trainkit.metrics, trainkit.optim, trainkit.search.space
+import trainkit.trackers.files, trainkit.trackers.mlflow, trainkit.trackers.tensorboard, trainkit.trackers.yard
+heavy = "mlflow optuna tensorboard torch.distributed.tensor torchmetrics trainyard transformers"
+print(*(name for name in heavy.split() if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

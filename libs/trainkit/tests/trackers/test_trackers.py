@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +21,8 @@ from trainkit.trackers import Background, Csv, JsonLines, LastingError, MLflow, 
 from trainkit.trackers.background import DROPPED
 from trainkit.trackers.base import Outcome
 
-PATIENCE_S = 180.0
+from scripts.testbed.patience import PATIENCE_S
+from scripts.testbed.ports import free_port
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -194,12 +194,6 @@ def test_tensorboard_shows_every_step_once_after_a_kill(tmp_path: Path) -> None:
     assert "| optimizer.lr | 0.001 |" in text
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
 class Server:
     """A real MLflow server on loopback, which can go away and come back."""
 
@@ -246,7 +240,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made.stop()
 
 
-@pytest.mark.timeout(600)
 def test_mlflow_has_every_step_once_after_a_kill_and_an_outage(server: Server, tmp_path: Path) -> None:
     run_killed_at_7_and_resumed_at_5(lambda: MLflow(server.uri, tags={"team": "vision"}), tmp_path)
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trainkit.callbacks.base import Callback
 from trainkit.errors import InvalidSetup
+from trainkit.sharded import local
 
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
@@ -89,4 +89,4 @@ class EMA(Callback):
 
 def _local(tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """This process's part of each."""
-    return [each.to_local() if isinstance(each, DTensor) else each for each in tensors.values()]
+    return [local(each) for each in tensors.values()]

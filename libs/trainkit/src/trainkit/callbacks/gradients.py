@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trainkit.callbacks.base import Callback
 from trainkit.errors import InvalidSetup, NonFiniteLoss
+from trainkit.sharded import local
 
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
@@ -54,5 +54,5 @@ class WatchGradients(Callback):
 
 
 def _local(gradient: Tensor) -> Tensor:
-    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    return local.coalesce().values() if local.is_sparse else local
+    part = local(gradient)
+    return part.coalesce().values() if part.is_sparse else part

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from trainkit.errors import DamagedCheckpoint
+from trainkit.sharded import whole
 
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
@@ -30,7 +30,8 @@ def save_model(fit: Fit, folder: Path, *, max_shard_bytes: int, more: Mapping[st
         more: texts of further files, by name.
     """
     module: Any = fit.module
-    weights = whole(fit.strategy.weights())
+    # Sharded ones are gathered one after the other, by all processes.
+    weights = {name: whole(each) for name, each in fit.strategy.weights().items()}
     if fit.strategy.is_main:
         partial = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(partial, ignore_errors=True)
@@ -43,11 +44,6 @@ def save_model(fit: Fit, folder: Path, *, max_shard_bytes: int, more: Mapping[st
             (partial / name).write_text(text, "utf-8")
         _replace(folder, partial)
     fit.strategy.barrier()
-
-
-def whole(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights in one piece each, one after the other. Sharded ones are gathered: all processes have to call it."""
-    return {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in weights.items()}
 
 
 def save_weights(weights: Mapping[str, Tensor], folder: Path, *, max_shard_bytes: int = 5_000_000_000) -> None:
