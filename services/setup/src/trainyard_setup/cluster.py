@@ -73,13 +73,20 @@ class Cluster:
         """Brings a custom resource definition up to date; False when the cluster does not have it."""
         name = definition["metadata"]["name"]
         try:
-            self._extensions.patch_custom_resource_definition(
-                name, {"spec": definition["spec"]}, _request_timeout=_CALL_TIMEOUT_S
-            )
+            self._extensions.read_custom_resource_definition(name, _request_timeout=_CALL_TIMEOUT_S)
         except ApiException as error:
             if error.status == _NOT_FOUND:
                 return False
             raise
+        # In helm's name, which makes definitions: else its next installation would find fields that are another's.
+        self._extensions.patch_custom_resource_definition(
+            name,
+            dict(definition),
+            field_manager="helm",
+            force=True,
+            _content_type="application/apply-patch+yaml",
+            _request_timeout=_CALL_TIMEOUT_S,
+        )
         return True
 
     def delete_made(self, namespace: str, secrets: list[str], config_maps: list[str]) -> None:
