@@ -1,0 +1,201 @@
+"""Resources of a real cluster become jobs of a real yard, and say what becomes of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from trainyard import errors
+from trainyard.client import Client
+from trainyard_operator.resource import FINALIZER
+
+from scripts.testbed.cluster.cluster import Cluster
+from tests.cluster.resources import KIND, OperatorProcess, Resources, install, namespace
+from tests.conftest import YardHome, wait_until
+from tests.jobs import document, python
+
+LOGS_FOR_EVER = """
+import time
+from trainyard import tracker
+step = 0
+while True:
+    tracker.log({"val/accuracy": step / (step + 10)}, step=step)
+    step += 1
+    time.sleep(0.1)
+"""
+BEST = {"path": "c", "pattern": "s-{step}.pt", "keep": {"best": {"metric": "val/accuracy", "mode": "max"}}}
+FOR_EVER = ["sleep", "1000"]
+
+
+@pytest.fixture(scope="module")
+def resources(cluster: Cluster) -> Iterator[Resources]:
+    install(cluster)
+    with namespace(cluster) as name:
+        yield Resources(cluster, name)
+
+
+@pytest.fixture(scope="module")
+def _operator(
+    cluster: Cluster, resources: Resources, shared_yard: YardHome, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    folder = tmp_path_factory.mktemp("operator")
+    settings = {"PROGRESS_INTERVAL_S": "1", "RETRY_S": "0.1"}
+    process = OperatorProcess(cluster, resources.namespace, shared_yard.folder, folder, settings)
+    process.start()
+    yield process
+    for name in resources.names():  # nobody lets go of them afterwards
+        resources.delete(name)
+    process.stop()
+
+
+@pytest.fixture
+def operator(_operator: OperatorProcess) -> Iterator[OperatorProcess]:
+    """The operator of the module; a test that ends it gets it back afterwards."""
+    _operator.start()
+    yield _operator
+    _operator.start()
+
+
+def jobs_of(client: Client, name: str) -> list[Any]:
+    return list(client.list(name_contains=name))
+
+
+def test_a_resource_becomes_a_job_and_says_how_it_ended(
+    operator: OperatorProcess, resources: Resources, client: Client
+) -> None:
+    resources.apply(document(["true"], "short", labels={"team": "vision"}))
+    resources.wait("short", "Succeeded")
+    status = resources.status("short")
+    (job,) = jobs_of(client, "short")
+    assert (status["jobId"], status["phase"], status["reason"]) == (job.id, "Succeeded", "Completed")
+    assert status["exit"]["exitCode"] == 0
+    assert job.labels == {"team": "vision"}
+    told = ("Submitted", "Running", "Succeeded")
+    wait_until(lambda: all(word in resources.kubectl("describe", KIND, "short") for word in told), f"events {told}")
+
+
+def test_a_failure_is_told_with_its_reason_and_last_words(operator: OperatorProcess, resources: Resources) -> None:
+    resources.apply(document(python("raise SystemExit('out of luck')"), "unlucky"))
+    resources.wait("unlucky", "Failed")
+    status = resources.status("unlucky")
+    assert (status["phase"], status["reason"]) == ("Failed", "WorkerFailed")
+    assert status["exit"]["lastLines"] == ["out of luck"]
+
+
+def test_progress_and_the_best_value_are_shown_and_deleting_ends_the_job(
+    operator: OperatorProcess, resources: Resources, client: Client, shared_yard: YardHome
+) -> None:
+    resources.apply(document(python(LOGS_FOR_EVER), "learner", checkpoints=BEST, gracePeriod="1s"))
+    status = resources.until("learner", lambda said: said.get("best") and said.get("step"), "to show its best value")
+    assert status["best"].startswith("val/accuracy=0.")
+    assert status["progress"] == str(status["step"])
+    resources.delete("learner")
+    (job,) = jobs_of(client, "learner")
+    assert client.job(job.id).wait(check=False).reason == "Cancelled"
+    assert shared_yard.workers("tracker.log") == []
+
+
+def test_a_spec_that_the_yard_refuses_names_its_field_and_runs_once_it_is_right(
+    operator: OperatorProcess, resources: Resources
+) -> None:
+    wrong = {"retries": {"rules": [{"logPattern": "(?=x)", "action": "fail"}]}}
+    resources.apply(document(["true"], "mended", **wrong))
+    resources.wait("mended", "Finished")
+    status = resources.status("mended")
+    (accepted,) = [each for each in status["conditions"] if each["type"] == "Accepted"]
+    assert (status["phase"], accepted["status"], accepted["reason"]) == ("Refused", "False", "InvalidSpec")
+    assert "spec.retries.rules[0].logPattern: not a regular expression of RE2" in accepted["message"]
+    resources.apply(document(["true"], "mended"))
+    resources.wait("mended", "Succeeded")
+
+
+def test_what_users_of_the_yard_do_to_a_job_is_mirrored(
+    operator: OperatorProcess, resources: Resources, client: Client
+) -> None:
+    resources.apply(document(FOR_EVER, "shared", gracePeriod="1s"))
+    resources.wait("shared", "Running")
+    job = client.job(resources.status("shared")["jobId"])
+    job.cancel("not now")
+    resources.until("shared", lambda said: said.get("phase") == "Cancelled", "to be cancelled")
+    client.job(job.id).retry()
+    status = resources.until("shared", lambda said: said.get("phase") == "Running", "to run again")
+    assert status["attempt"] == 2
+    resources.delete("shared")
+
+
+def test_nothing_is_lost_while_the_operator_is_down(
+    operator: OperatorProcess, resources: Resources, client: Client
+) -> None:
+    for name in ("ends", "deleted"):
+        resources.apply(document(FOR_EVER, name, gracePeriod="1s"))
+        resources.wait(name, "Running")
+    operator.kill()
+    client.job(resources.status("ends")["jobId"]).cancel()
+    client.job(resources.status("ends")["jobId"]).wait(check=False)
+    deleted = resources.status("deleted")["jobId"]
+    resources.delete("deleted", "--wait=false")
+    resources.apply(document(["true"], "new"))
+    operator.start()
+    resources.until("ends", lambda said: said.get("phase") == "Cancelled", "to say its end")
+    resources.wait("new", "Succeeded")
+    wait_until(lambda: "deleted" not in resources.names(), "the deleted resource to go")
+    assert client.job(deleted).wait(check=False).reason == "Cancelled"
+    wait_until(lambda: "Cancelled" in resources.kubectl("describe", KIND, "ends"), "the event that was missed")
+
+
+def test_a_job_whose_submission_was_never_noted_is_found_again(
+    operator: OperatorProcess, resources: Resources, client: Client
+) -> None:
+    operator.kill()
+    found = document(["true"], "found")
+    uid = resources.apply(found)
+    job = client.submit(found, idempotency_key=uid)
+    operator.start()
+    resources.wait("found", "Succeeded")
+    assert resources.status("found")["jobId"] == job.id
+    assert len(jobs_of(client, "found")) == 1
+
+
+def test_a_job_whose_submission_was_never_noted_is_cancelled_with_its_resource(
+    operator: OperatorProcess, resources: Resources, client: Client
+) -> None:
+    operator.kill()
+    orphan = document(FOR_EVER, "orphan", gracePeriod="1s")
+    uid = resources.apply(orphan)
+    resources.kubectl("patch", KIND, "orphan", "--type=merge", f"--patch={json.dumps(HELD)}")
+    job = client.submit(orphan, idempotency_key=uid)
+    resources.delete("orphan", "--wait=false")
+    operator.start()
+    wait_until(lambda: "orphan" not in resources.names(), "the resource to go")
+    assert job.wait(check=False).reason == "Cancelled"
+
+
+HELD = {"metadata": {"finalizers": [FINALIZER]}}
+
+
+def test_a_resource_whose_job_the_yard_has_forgotten_can_be_deleted(
+    operator: OperatorProcess, resources: Resources, client: Client
+) -> None:
+    resources.apply(document(["true"], "forgotten", ttl="1ms"))
+    job_id = resources.until("forgotten", lambda said: said.get("jobId"), "to have a job")["jobId"]
+
+    def forgotten() -> bool:
+        try:
+            client.job(job_id)
+        except errors.NotFound:
+            return True
+        return False
+
+    wait_until(forgotten, "the job to be forgotten")
+    resources.delete("forgotten")
+
+
+def test_a_yard_that_is_away_is_waited_for(
+    operator: OperatorProcess, resources: Resources, shared_yard: YardHome
+) -> None:
+    shared_yard.kill()
+    resources.apply(document(["true"], "patient"))
+    shared_yard.up()
+    resources.wait("patient", "Succeeded")
