@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import typer
 
 from trainyard.cli.boundary import MEANINGS
-from trainyard.cli.commands import admin, artifacts, inside, jobs, logs, metrics, runs, submit, yard
+from trainyard.cli.commands import admin, artifacts, context, inside, jobs, logs, metrics, runs, submit, yard
 
 _EXIT_CODES = "\n\n".join(f"{code:>3}  {meaning}" for code, meaning in MEANINGS.items())
 
@@ -19,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (submit, jobs, logs, metrics, runs, artifacts, inside, yard, admin):
+for part in (submit, jobs, logs, metrics, runs, artifacts, inside, yard, context, admin):
     part.register(app)
 
 

@@ -14,7 +14,8 @@ from trainyard.cli.boundary import MEANINGS
 
 _VARIABLES = {
     "TRAINYARD_HOME": "folder of this machine's yard; default `~/.trainyard`",
-    "TRAINYARD_ENDPOINT": "`host:port` of a yard elsewhere; default: the yard of this machine",
+    "TRAINYARD_CONTEXT": "name of a context; default: the one that `yard context use` chose",
+    "TRAINYARD_ENDPOINT": "`host:port` of a yard elsewhere; default: the current context",
     "TRAINYARD_TOKEN": "bearer token; default: the file `token` in the yard's folder",
     "TRAINYARD_CA_FILE": "root certificate (PEM) of the yard; needed beyond this machine",
     "TRAINYARD_GIT_DIFF": "`off` keeps uncommitted changes of code out of what runs record",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from trainyard import channel, errors, home
+from trainyard.client.contexts import Contexts
 from trainyard.client.statuses import from_rpc
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ class Target:
 
 def find(endpoint: str | None = None, token: str | None = None, ca_file: Path | None = None) -> Target:
     """The yard to talk to: the arguments, else `TRAINYARD_ENDPOINT`, `TRAINYARD_TOKEN` and `TRAINYARD_CA_FILE`, else
-    the one that runs on this machine.
+    the current context, which without any is the yard of this machine.
 
     Raises:
         NotRunning: none is named and none runs here.
+        NotFound: there is no context of the name that is set.
         Refused: there is no token.
     """
     endpoint = endpoint or os.environ.get("TRAINYARD_ENDPOINT")
@@ -63,6 +65,9 @@ def find(endpoint: str | None = None, token: str | None = None, ca_file: Path | 
     if endpoint:
         return Target(endpoint, token or _token_of(home.home()), ca_file)
     folder = home.home()
+    context = Contexts(folder).chosen()
+    if context is not None:
+        return Target(context.endpoint, token or context.token, ca_file or (Path(context.ca) if context.ca else None))
     found = home.read_endpoint(folder)
     if found is None:
         raise errors.NotRunning(f"no yard is running in {folder}", reason="NoYard", hint="start one with 'yard up'")

@@ -50,8 +50,11 @@ def _run(found: Document) -> int | None:
 def _start_if_needed() -> StartingYard | None:
     import os
 
+    from trainyard.client.contexts import Contexts
+
     folder = home.home()
-    if os.environ.get("TRAINYARD_ENDPOINT") or home.read_endpoint(folder) is not None:
+    elsewhere = os.environ.get("TRAINYARD_ENDPOINT") or Contexts(folder).chosen() is not None
+    if elsewhere or home.read_endpoint(folder) is not None:
         return None
     from trainyard.client import yards
 
