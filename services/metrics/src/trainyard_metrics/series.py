@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 from servicekit.errors import InvalidArgument
@@ -11,7 +12,7 @@ from trainyard_protos.v1 import metrics_pb2 as pb
 
 from trainyard_metrics import visible
 from trainyard_metrics.answers import Answers
-from trainyard_metrics.domain.columns import Columns, Floats, Ints, Mask, join
+from trainyard_metrics.domain.columns import Columns, Floats, Ints, Mask
 from trainyard_metrics.domain.sampling import downsample
 from trainyard_metrics.domain.summary import Summary, groups
 from trainyard_metrics.reading import Reader
@@ -53,6 +54,15 @@ class Series:
             time_ns=self.time_ns[rows],
             value=self.value[rows],
         )
+
+
+class _Piece(NamedTuple):
+    """Points of one series that were stored together: views."""
+
+    fence: int
+    step: Ints
+    time_ns: Ints
+    value: Floats
 
 
 class SeriesReader:
@@ -161,25 +171,31 @@ def _read(sources: Sequence[Source], selection: Selection) -> Iterator[Series]:
     size = max(1, len(wanted) * _POINTS_AT_ONCE // max(_POINTS_AT_ONCE, points))
     for start in range(0, len(wanted), size):
         names = frozenset(wanted[start : start + size])
-        parts = [(source.fence, part) for source in sources for part in source.read(names)]
-        yield from _split(join([part for _, part in parts]), [(fence, len(part)) for fence, part in parts])
+        pieces: dict[tuple[str, int], list[_Piece]] = {}
+        for source in sources:
+            for part in source.read(names):
+                _split(part, source.fence, pieces)
+        for (name, rank), found in sorted(pieces.items()):
+            yield _ordered(_joined(name, rank, found))
 
 
-def _split(columns: Columns, fences: Sequence[tuple[int, int]]) -> Iterator[Series]:
-    fence = np.repeat(np.array([fence for fence, _ in fences], np.int64), [length for _, length in fences])
-    found = [
-        Series(
-            columns.names[columns.name[first]],
-            int(columns.rank[first]),
-            fence[rows],
-            columns.step[rows],
-            columns.time_ns[rows],
-            columns.value[rows],
-        )
-        for first, rows in groups(columns)
-    ]
-    for series in sorted(found, key=lambda series: (series.name, series.rank)):
-        yield _ordered(series)
+def _split(part: Columns, fence: int, pieces: dict[tuple[str, int], list[_Piece]]) -> None:
+    for first, rows in groups(part):
+        key = part.names[part.name[first]], int(part.rank[first])
+        piece = _Piece(fence, part.step[rows], part.time_ns[rows], part.value[rows])
+        pieces.setdefault(key, []).append(piece)
+
+
+def _joined(name: str, rank: int, pieces: Sequence[_Piece]) -> Series:
+    sizes = [len(piece.value) for piece in pieces]
+    return Series(
+        name,
+        rank,
+        np.repeat(np.array([piece.fence for piece in pieces], np.int64), sizes),
+        np.concatenate([piece.step for piece in pieces]),
+        np.concatenate([piece.time_ns for piece in pieces]),
+        np.concatenate([piece.value for piece in pieces]),
+    )
 
 
 def _ordered(series: Series) -> Series:
