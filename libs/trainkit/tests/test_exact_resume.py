@@ -161,7 +161,7 @@ def killed_until_done(forks: Any, folder: Path, *, processes: int, seed: int, **
     chance, kills = random.Random(seed), 0
     while True:
         place = {"kill_after": chance.randrange(2, 12), "where": chance.choice(["step", "backward", "save"])}
-        if kills == 6:
+        if kills == 3:
             place = {}
         codes = forks.run(train, folder, processes=processes, **place, **options)
         if not any(codes):

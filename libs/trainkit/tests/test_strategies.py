@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from trainkit import Loss, Trainer
+from trainkit import Callback, Loss, Trainer
 from trainkit.data import Loader
+from trainkit.errors import TrainkitError
 from trainkit.loop.fit import Fit
 
 TOLERANCE = 1e-6
@@ -74,6 +75,52 @@ def several(folder: str) -> None:
     Path(folder, f"found-{torch.distributed.get_rank()}").write_text(json.dumps(found))
 
 
+class Large(Net):
+    """The second process has little room."""
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        loss: Tensor = super().training_step(batch)
+        if torch.distributed.get_rank() == 1 and len(batch[0]) > 2:
+            loss.backward()
+            raise torch.OutOfMemoryError("no room")
+        return loss
+
+
+class Hopeless(Net):
+    """The second process has no room at all in its fourth step."""
+
+    calls = 0
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        self.calls += 1
+        if torch.distributed.get_rank() == 1 and self.calls > 3:
+            raise torch.OutOfMemoryError("no room")
+        loss: Tensor = super().training_step(batch)
+        return loss
+
+
+class Drifting(Callback):
+    """Changes a weight on one process alone."""
+
+    def on_update_end(self, fit: Fit) -> None:
+        if fit.strategy.rank == 1 and fit.state.update == 2:
+            fit.module.layers[2].bias.data[0] += 1e-7
+
+
+def troubled(folder: str) -> None:
+    """What goes wrong on one process reaches all of them."""
+    found: dict[str, Any] = {"split": weights(trained(Large, strategy="ddp", out_of_memory="split"))}
+    for name, options in {
+        "hopeless": {"module": Hopeless, "out_of_memory": "split"},
+        "drifting": {"callbacks": [Drifting()], "check_sync_every": "1up"},
+    }.items():
+        try:
+            trained(strategy="ddp", **options)  # type: ignore[arg-type]
+        except TrainkitError as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    Path(folder, f"found-{torch.distributed.get_rank()}").write_text(json.dumps(found))
+
+
 def assert_close(ours: Any, theirs: Any) -> None:
     for name in theirs:
         torch.testing.assert_close(torch.tensor(ours[name]), torch.tensor(theirs[name]), atol=TOLERANCE, rtol=TOLERANCE)
@@ -91,6 +138,17 @@ def test_ddp_and_fsdp_end_where_one_process_ends(tmp_path: Path, forks: Any, pro
             assert results["val/loss"] == pytest.approx(expected.results["val/loss"], abs=1e-5)
             assert loss is not None
             assert tokens == expected.state.tokens
+
+
+def test_trouble_of_one_process_is_recovered_from_or_told_by_all(tmp_path: Path, forks: Any) -> None:
+    forks.succeed(troubled, tmp_path, processes=2)
+
+    alone = weights(trained())
+    for rank in range(2):
+        found = json.loads((tmp_path / f"found-{rank}").read_text())
+        assert_close(found["split"], alone)
+        assert found["hopeless"].startswith("OutOfMemory: " + ("a step does not fit" if rank else "another process"))
+        assert found["drifting"].startswith("Desynchronized: parameter layers.2.bias differs on rank")
 
 
 def test_one_process_ends_with_the_bits_of_a_loop_written_by_hand() -> None:

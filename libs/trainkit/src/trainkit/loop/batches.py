@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainkit.data.feed import leading
+
 
 def on_device(batch: Any, device: torch.device) -> Any:
     """The batch with its tensors on `device`; lists, tuples and mappings are gone through."""
@@ -21,6 +23,28 @@ def on_device(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, (list, tuple)):
         return type(batch)(on_device(value, device) for value in batch)
     return batch.to(device) if hasattr(batch, "to") else batch
+
+
+def halves(batch: Any) -> tuple[tuple[Any, float], tuple[Any, float]] | None:
+    """A batch in two along the first dimension of its tensors, each with its share; None when there is one sample."""
+    rows = leading(batch)
+    if rows < 2:
+        return None
+    middle = rows // 2
+    first, second = _rows(batch, rows, slice(0, middle)), _rows(batch, rows, slice(middle, rows))
+    return (first, middle / rows), (second, 1 - middle / rows)
+
+
+def _rows(batch: Any, rows: int, part: slice) -> Any:
+    if isinstance(batch, Tensor):
+        return batch[part] if batch.ndim and batch.shape[0] == rows else batch
+    if isinstance(batch, Mapping):
+        return {key: _rows(value, rows, part) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        if len(batch) == rows and not any(isinstance(each, (Tensor, Mapping, list, tuple)) for each in batch):
+            return batch[part]
+        return type(batch)(_rows(value, rows, part) for value in batch)
+    return batch
 
 
 def moved(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:

@@ -59,7 +59,7 @@ def _one(fit: Fit, name: str, feed: Feed, metrics: Mapping[str, Metric]) -> dict
             hook(fit, name)
     results = _computed(metrics)
     if counted:
-        total, weight = fit.strategy.sum(mean.partial()).tolist()
+        total, weight = mean.over(fit.strategy)
         results["loss"] = total / weight if weight else float("nan")
     return results
 

@@ -41,6 +41,7 @@ from trainkit.trainer import Totals, Trainer
 
 if TYPE_CHECKING:
     from trainkit.checkpoints.saver import Saver
+    from trainkit.loop.recovery import Recovery
 
 
 class Fit:
@@ -53,6 +54,7 @@ class Fit:
         grad_norm: the gradient's norm before clipping, of the last update: a scalar, or None when nobody needs it.
         need_grad_norm: set it in `on_fit_start` to have `grad_norm` without clipping.
         output: what the step returned.
+        recovery: what looks after steps that do not fit into memory, or None.
         stop_reason: why the run ended early, or None.
     """
 
@@ -73,6 +75,7 @@ class Fit:
         self._save_asked = False
         self._trackers: list[Tracker] = []
         self._saver: Saver | None = None
+        self.recovery: Recovery | None = None
         self._denominator: Tensor | float | None = None
         self._sums = False
         self._saved_at = -1
@@ -193,13 +196,19 @@ class Fit:
         for hook in self._hooks.on_step_start:
             hook(self, batch)
         closes = last or state.window + 1 >= self.trainer.accumulate or state.step + 1 >= self._last_step
-        if closes:
+        if self.recovery is not None:
+            loss = self.recovery.step(batch, self._forward_backward)
+            if closes:
+                self.recovery.finish_window()
+        elif closes:
             loss = self._forward_backward(batch)
-            self._update()
-            state.window = 0
         else:
             with self.strategy.accumulating():
                 loss = self._forward_backward(batch)
+        if closes:
+            self._update()
+            state.window = 0
+        else:
             state.window += 1
         state.samples += self.feed.samples(state.position)
         state.step += 1
@@ -207,29 +216,37 @@ class Fit:
         for hook in self._hooks.on_step_end:
             hook(self, loss.detach())
 
-    def _forward_backward(self, batch: Any) -> Tensor:
-        """Adds this batch's gradients to the window's. Returns the mean loss."""
-        self.output = output = self.strategy.forward(batch)
+    def _forward_backward(self, batch: Any, share: float = 1.0) -> Tensor:
+        """Adds a batch's gradients to the window's, or those of a part of it, which is `share` of its samples.
+
+        Returns:
+            The mean loss.
+        """
+        self.output = output = self._forward(batch)
         loss = loss_of(output, "training_step")
         rows = self.feed.rows(self.state.position)
-        if self._log_every is not None:
-            self.loss.add(loss, rows)
         if isinstance(loss, Loss):
             mean = loss.sum / loss.count if self._hooks.on_forward_end or self._hooks.on_step_end else loss.sum
             weighted = loss.sum if rows else loss.sum * 0
-            self._sums = True
-            if rows:
-                self._denominator = loss.count + (0 if self._denominator is None else self._denominator)
         else:
             mean = loss
-            weight = self._weight(rows)
+            weight = self._weight(rows) * share
             weighted = loss if weight == 1.0 else loss * weight
         for hook in self._hooks.on_forward_end:
             hook(self, mean)
         self.strategy.backward(weighted)
+        if isinstance(loss, Loss):
+            self._count(loss, rows)
+        if self._log_every is not None:
+            self.loss.add(loss, rows * share)
         for hook in self._hooks.on_backward_end:
             hook(self)
         return mean
+
+    def _count(self, loss: Loss, rows: int) -> None:
+        self._sums = True
+        if rows:
+            self._denominator = loss.count + (0 if self._denominator is None else self._denominator)
 
     def _weight(self, rows: int) -> float:
         """What a mean loss counts in its window: this batch's share of all its samples, times the processes, over which
@@ -329,7 +346,7 @@ class Fit:
         return self.stop_reason is not None or state.finished or self.max_duration.reached(state)
 
     def _log_loss(self) -> None:
-        total, weight = self.strategy.sum(self.loss.partial()).tolist()
+        total, weight = self.loss.over(self.strategy)
         self.loss.clear()
         self.train_loss = total / weight if weight else math.nan
         if self.trainer.non_finite == "raise" and not math.isfinite(self.train_loss):
@@ -368,7 +385,7 @@ class Fit:
         self._saver.save(snapshots.take(self))
 
     def _refuse_non_finite(self) -> None:
-        total = float(self.strategy.sum(self.loss.partial())[0])
+        total, _ = self.loss.over(self.strategy)
         if not math.isfinite(total):
             raise NonFiniteLoss(
                 f"the training loss is {total} at step {self.state.step}; no checkpoint is made of that"
@@ -430,6 +447,12 @@ class Fit:
         self.strategy.prepare(module, Precision(trainer.precision, self.strategy.device))
         self.module = self.strategy.module
         self.optimizer = self.strategy.make_optimizer(trainer.optimizer)
+        self._forward = self.strategy.forward
+        if trainer.out_of_memory == "split":
+            from trainkit.loop.recovery import Recovery
+
+            self.recovery = Recovery(self.strategy)
+            self._forward = self.strategy.alone
 
     def _make_schedule(self) -> None:
         make = self.trainer.schedule

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from trainkit.errors import InvalidStep
 from trainkit.module import Loss
+
+if TYPE_CHECKING:
+    from trainkit.strategies.base import Strategy
 
 
 def loss_of(output: Any, step: str) -> Tensor | Loss:
@@ -39,7 +42,7 @@ class Mean:
         self._sum = torch.zeros((), device=device)
         self._weight: Tensor | float = 0.0
 
-    def add(self, loss: Tensor | Loss, rows: int) -> None:
+    def add(self, loss: Tensor | Loss, rows: float) -> None:
         """Adds a batch of `rows` samples."""
         if isinstance(loss, Loss):
             if rows:
@@ -53,6 +56,13 @@ class Mean:
         """Sum and weight of this process: shape (2,), 64 bits."""
         weight = torch.as_tensor(self._weight, device=self._sum.device)
         return torch.stack([self._sum.double(), weight.double()])
+
+    def over(self, strategy: Strategy) -> tuple[float, float]:
+        """Sum and weight over all processes."""
+        if strategy.world_size == 1:
+            return float(self._sum), float(self._weight)
+        total, weight = strategy.sum(self.partial()).tolist()
+        return total, weight
 
     def load(self, values: Tensor) -> None:
         """Takes over what `partial` returned."""

@@ -2,8 +2,8 @@
 
 `Trainer(metrics={"accuracy": MulticlassAccuracy(10)})` and an `evaluation_step` that returns `{"accuracy": (logits,
 labels)}`: for each batch, `update(*values)` is called with what stands under the metric's name; after the set,
-`compute`, on every process (it may communicate, as torchmetrics do); then `reset`. No row is seen twice and none is missing:
-a process that has no row for a step does not call `update`, so that uneven last batches are exact.
+`compute`, on every process (it may communicate, as torchmetrics do); then `reset`. No row is seen twice and none is
+missing: a process that has no row for a step does not call `update`, so that uneven last batches are exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where tensors live and how gradients meet: single, DDP, FSDP2, DeepSpeed."""
+"""Where tensors live and how gradients meet: single, DDP, FSDP2."""
 
 from trainkit.strategies.base import Strategy
 from trainkit.strategies.ddp import DDP

@@ -79,9 +79,7 @@ class Strategy:
     def open(self, device: torch.device | str | None) -> None:
         """Meets the other processes and chooses the device."""
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise InvalidSetup(
-                f"strategy='single' in one of {os.environ['WORLD_SIZE']} processes: use 'ddp', 'fsdp' or 'deepspeed'"
-            )
+            raise InvalidSetup(f"strategy='single' in one of {os.environ['WORLD_SIZE']} processes: use 'ddp' or 'fsdp'")
         self.device = chosen(device, 0)
 
     def prepare(self, module: nn.Module, precision: Precision) -> None:
@@ -99,6 +97,17 @@ class Strategy:
     def accumulating(self) -> AbstractContextManager[Any]:
         """Within it, gradients stay on this process: more of the same window will follow."""
         return nullcontext()
+
+    def alone(self, batch: Any) -> Any:
+        """`training_step` without any communication, also not in the backward pass; `synchronise` makes up for it.
+
+        Raises:
+            InvalidSetup: a step of this strategy cannot do without.
+        """
+        return self.forward(batch)
+
+    def synchronise(self) -> None:
+        """Averages the gradients over all processes."""
 
     def backward(self, loss: Tensor) -> None:
         """Adds the gradients of `loss`."""

@@ -100,6 +100,16 @@ class DDP(Distributed):
     def accumulating(self) -> AbstractContextManager[Any]:
         return self._replica.no_sync()
 
+    def alone(self, batch: Any) -> Any:
+        return self._step(batch)
+
+    def synchronise(self) -> None:
+        for p in self.module.parameters():
+            if p.requires_grad:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+                dist.all_reduce(p.grad)
+                p.grad /= self.world_size
+
     def settle(self) -> None:
         # The next forward pass would do the same: the first process's statistics count.
         for buffer in self.module.buffers():

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainkit.errors import InvalidSetup
 from trainkit.precision import Precision
 from trainkit.sharded import whole
 from trainkit.strategies.base import TrainingStep
@@ -82,6 +83,11 @@ class FSDP(Distributed):
     def clip(self, max_norm: float | None) -> Tensor:
         norm = super().clip(max_norm)
         return whole(norm)
+
+    def alone(self, batch: Any) -> Any:
+        raise InvalidSetup(
+            "out_of_memory='split' needs steps that run without the other processes: with fsdp use 'raise'"
+        )
 
     def settle(self) -> None:
         for buffer in self.module.buffers():

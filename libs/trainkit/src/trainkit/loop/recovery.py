@@ -1,0 +1,122 @@
+"""Steps that do not fit into memory: freed, tried again, then cut in halves until they fit.
+
+The gradients of earlier steps of the window are set aside while a step runs, so that a failed attempt leaves nothing
+behind; random numbers start from where they were. Nothing is communicated within a step: gradients meet at the end of
+the window, where every process says whether it got there, so that one that fails for good takes the others with it
+instead of leaving them waiting.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from trainkit import random
+from trainkit.data.feed import leading
+from trainkit.errors import OutOfMemory
+from trainkit.loop.batches import halves
+from trainkit.strategies.base import Strategy
+
+Attempt = Callable[[Any, float], Tensor]
+"""Goes forward and backward on a part of a batch, which is this share of it; returns the mean loss."""
+
+
+class Recovery:
+    """Runs steps of one process."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self.recovered = 0
+        """Steps that did not fit at first."""
+        self._most: int | None = None
+
+    def step(self, batch: Any, attempt: Attempt) -> Tensor:
+        """The mean loss of a batch, whose gradients are added to the window's.
+
+        Raises:
+            OutOfMemory: not even a single sample fits.
+        """
+        if self._most is not None:
+            return self._cut(batch, 1.0, attempt)
+        state = random.capture(self._strategy.device)
+        loss = self._tried(batch, 1.0, attempt)
+        if loss is None:
+            self.recovered += 1
+            random.restore(state, self._strategy.device)
+            loss = self._cut(batch, 1.0, attempt)
+        return loss
+
+    def finish_window(self) -> None:
+        """Lets gradients meet.
+
+        Raises:
+            OutOfMemory: another process could not do its part.
+        """
+        if self._strategy.world_size > 1:
+            if float(self._strategy.sum(torch.zeros(1, device=self._strategy.device))):
+                raise OutOfMemory("another process ran out of memory; its message says where")
+            self._strategy.synchronise()
+
+    def _tried(self, batch: Any, share: float, attempt: Attempt) -> Tensor | None:
+        aside, loss = self._set_aside(), None
+        try:
+            loss = attempt(batch, share)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        if loss is None:  # outside of the handler, because the exception's frames hold what has to be freed
+            self._set_aside()
+            free()
+        self._put_back(aside)
+        return loss
+
+    def _cut(self, batch: Any, share: float, attempt: Attempt) -> Tensor:
+        """The mean loss, in as many parts as it takes. What did not fit once is not tried whole again."""
+        rows = leading(batch)
+        if self._most is None or rows <= self._most:
+            whole = self._tried(batch, share, attempt)
+            if whole is not None:
+                return whole
+            self._most = rows - rows // 2
+        parts = halves(batch)
+        if parts is None:
+            self._give_up()
+        (first, of_first), (second, of_second) = parts
+        losses = [self._cut(first, share * of_first, attempt), self._cut(second, share * of_second, attempt)]
+        return losses[0].detach() * of_first + losses[1].detach() * of_second
+
+    def _give_up(self) -> NoReturn:
+        if self._strategy.world_size > 1:
+            self._strategy.sum(torch.ones(1, device=self._strategy.device))
+        raise OutOfMemory(
+            "a step does not fit into memory, not even with a single sample: use a smaller model or shorter samples, "
+            "recompute activations (recompute=[...]), or a strategy that shards (fsdp)"
+        )
+
+    def _set_aside(self) -> list[Tensor | None]:
+        parameters = list(self._strategy.module.parameters())
+        aside = [p.grad for p in parameters]
+        for p in parameters:
+            p.grad = None
+        return aside
+
+    def _put_back(self, aside: list[Tensor | None]) -> None:
+        for p, before in zip(self._strategy.module.parameters(), aside, strict=True):
+            if before is not None:
+                p.grad = before if p.grad is None else before.add_(p.grad)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the host could not give the memory that was asked for."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def free() -> None:
+    """Gives back what can be given back."""
+    gc.collect()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()

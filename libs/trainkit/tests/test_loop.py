@@ -1,0 +1,405 @@
+"""What the loop does, in which order, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from torchmetrics.aggregation import CatMetric, MeanMetric
+from trainkit import Callback, Trainer
+from trainkit.data import Loader
+from trainkit.durations import Cadence, Epochs, Steps, Tokens, duration
+from trainkit.errors import InvalidSetup, InvalidStep, NonFiniteLoss, OutOfMemory
+from trainkit.loop.fit import Fit
+from trainkit.state import State
+from trainkit.trackers import RunContext, Tracker
+from trainkit.trainer import Totals
+
+
+class Slope(nn.Module):
+    """One weight w at 0; every sample is x=1, y=2 and the loss (w-2)^2. After n updates, w = 2 - 2*0.8^n."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: list[Tensor]) -> Any:
+        return ((self.w * batch[0] - 2) ** 2).mean()
+
+    def evaluation_step(self, batch: list[Tensor]) -> dict[str, Any]:
+        return {"loss": self.training_step(batch), "rows": batch[0]}
+
+
+class Written(Tracker):
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+        self.outcome = ""
+
+    def open(self, context: RunContext) -> None:
+        self.context = context
+
+    def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
+        self.rows.append((step, {name: float(value) for name, value in values.items()}))
+
+    def close(self, outcome: str) -> None:
+        self.outcome = outcome
+
+
+class Recorded(Callback):
+    """Notes the name of every hook."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+
+def _note(hook: str) -> Any:
+    return lambda self, *arguments: self.calls.append(hook)
+
+
+for _hook in (name for name in vars(Callback) if name.startswith("on_")):
+    setattr(Recorded, _hook, _note(_hook))
+
+
+def ones(samples: int) -> TensorDataset:
+    return TensorDataset(torch.ones(samples))
+
+
+def trainer(**options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        "module": Slope(),
+        "optimizer": partial(torch.optim.SGD, lr=0.1),
+        "train": Loader(ones(96), batch_size=8),
+        "max_duration": "2ep",
+        **options,
+    }
+    return Trainer(**settings)
+
+
+def test_plain_training_follows_the_closed_form() -> None:
+    fit = trainer().fit()
+
+    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**24)
+    assert (fit.state.epoch, fit.state.step, fit.state.update, fit.state.samples) == (2, 24, 24, 192)
+    assert fit.state.finished
+
+
+@pytest.mark.parametrize(
+    ("length", "steps"), [("2ep", 24), ("5st", 5), ("7up", 14), ("100sa", 14), (Steps(3), 3), ("1 epoch", 12)]
+)
+def test_a_run_is_as_long_as_its_duration_says(length: Any, steps: int) -> None:
+    assert trainer(max_duration=length, accumulate=2).fit().state.step == steps
+
+
+@pytest.mark.parametrize("text", ["2 hours", "0ep", "-1st", "ep3", "", "1.5ep"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSetup, match="whole number"):
+        duration(text)
+
+
+def test_durations_are_read_from_text() -> None:
+    assert duration("1e9tok") == Tokens(10**9)
+    assert duration("2eps") == duration("2 Epochs") == Epochs(2)
+
+
+def test_a_cadence_keeps_its_rhythm_over_a_restart() -> None:
+    state, due = State(step=7), []
+    cadence = Cadence("5st", state)
+    for state.step in range(8, 22):
+        due += [state.step] if cadence.due(state) else []
+
+    assert due == [10, 15, 20]
+
+
+@pytest.mark.parametrize(("accumulate", "updates"), [(4, 3), (5, 3), (100, 1)])
+def test_what_is_left_over_at_the_end_of_an_epoch_is_an_update_of_its_own(accumulate: int, updates: int) -> None:
+    fit = trainer(accumulate=accumulate, max_duration="1ep").fit()
+
+    assert fit.state.update == updates
+    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**updates)
+
+
+def test_batches_of_any_iterable_weigh_the_same() -> None:
+    def batches() -> Iterator[list[Tensor]]:
+        for size in (8, 8, 8, 8, 2):
+            yield [torch.ones(size)]
+
+    class Endless:
+        def __iter__(self) -> Iterator[list[Tensor]]:
+            return batches()
+
+    fit = trainer(train=Endless(), accumulate=2, max_duration="1ep").fit()
+
+    assert fit.state.update == 3
+    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**2 * 0.9)
+
+
+def test_hooks_are_called_in_the_order_that_the_documentation_gives() -> None:
+    recorded = Recorded()
+    trainer(
+        callbacks=[recorded],
+        train=Loader(ones(32), 8),
+        max_duration="1ep",
+        accumulate=2,
+        evaluate=Loader(ones(8), 8),
+        schedule=lambda optimizer, totals: torch.optim.lr_scheduler.StepLR(optimizer, totals.updates),
+    ).fit()
+
+    step = ["on_step_start", "on_forward_end", "on_backward_end"]
+    update = ["on_update_start", "on_optimizer_end", "on_schedule_end", "on_update_end"]
+    window = [*step, "on_step_end", *step, *update, "on_step_end"]
+    evaluation = ["on_evaluation_start", "on_evaluation_step_start", "on_evaluation_step_end", "on_evaluation_end"]
+    assert recorded.calls == [
+        "on_fit_start",
+        "on_epoch_start",
+        *window,
+        *window,
+        *evaluation,
+        "on_epoch_end",
+        "on_fit_end",
+    ]
+
+
+def test_the_mean_loss_of_a_log_is_over_all_its_samples() -> None:
+    written = Written()
+    trainer(trackers=[written], log_every="1ep").fit()
+
+    losses = [4 * 0.64**step for step in range(24)]
+    assert written.rows == [
+        (12, {"train/loss": pytest.approx(sum(losses[:12]) / 12, rel=1e-4)}),
+        (24, {"train/loss": pytest.approx(sum(losses[12:]) / 12, rel=1e-4)}),
+    ]
+    assert written.outcome == "finished"
+
+
+@pytest.mark.parametrize(
+    ("every", "steps"), [("1ep", [12, 24]), ("5st", [5, 10, 15, 20, 24]), ("6st", [6, 12, 18, 24])]
+)
+def test_evaluation_is_due_at_any_cadence_and_not_twice(every: str, steps: list[int]) -> None:
+    written = Written()
+    trainer(evaluate=Loader(ones(32), 8), evaluate_every=every, trackers=[written], log_every=None).fit()
+
+    assert [step for step, _ in written.rows] == steps
+
+
+def test_several_sets_are_evaluated_to_the_last_row() -> None:
+    values = torch.arange(33.0)
+    sets = {"a": Loader(TensorDataset(values), 8, shuffle=False), "b": Loader(ones(16), 8)}
+    metrics = {"rows": CatMetric()}
+
+    class Sum(CatMetric):
+        def compute(self) -> Tensor:  # type: ignore[override]
+            return torch.as_tensor(super().compute()).sum()
+
+    metrics = {"rows": Sum()}
+    fit = trainer(evaluate=sets, metrics=metrics).fit()
+
+    w = fit.module.w.item()
+    assert fit.results["a/rows"] == sum(range(33))
+    assert fit.results["b/rows"] == 16
+    assert fit.results["a/loss"] == pytest.approx(sum((w * x - 2) ** 2 for x in range(33)) / 33, rel=1e-5)
+
+
+def test_evaluation_changes_no_mode_and_no_gradient() -> None:
+    class Mixed(Slope):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen = nn.Dropout(0.5)
+
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            modes.append((self.training, self.frozen.training, torch.is_grad_enabled()))
+            loss: Tensor = super().training_step(batch)
+            return loss
+
+    class Freezing(Callback):
+        def on_epoch_start(self, fit: Fit) -> None:
+            fit.module.frozen.eval()
+
+    modes: list[tuple[bool, bool, bool]] = []
+    trainer(module=Mixed(), evaluate=Loader(ones(8), 8), callbacks=[Freezing()], train=Loader(ones(8), 8)).fit()
+
+    assert [mode for mode, _ in groupby(modes)] == [(True, False, True), (False, False, False)] * 2
+
+
+@pytest.mark.parametrize("per", ["update", "epoch"])
+def test_a_schedule_steps_once_per_update_or_epoch(per: Any) -> None:
+    told: list[Totals] = []
+
+    def schedule(optimizer: torch.optim.Optimizer, totals: Totals) -> Any:
+        told.append(totals)
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    fit = trainer(schedule=schedule, schedule_per=per, accumulate=5).fit()
+
+    assert told == [Totals(updates=6, epochs=2, updates_per_epoch=3)]
+    assert fit.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 ** (6 if per == "update" else 2))
+
+
+class Bursting(Slope):
+    """Gives no number in its third step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        self.calls += 1
+        loss: Tensor = super().training_step(batch)
+        return loss * math.nan if self.calls == 3 else loss
+
+
+def test_a_loss_that_is_no_number_ends_the_run() -> None:
+    with pytest.raises(NonFiniteLoss, match="up to step 5"):
+        trainer(module=Bursting(), log_every="5st").fit()
+
+
+def test_or_its_update_is_left_out() -> None:
+    fit = trainer(module=Bursting(), non_finite="skip").fit()
+
+    assert (fit.state.update, fit.state.skipped) == (24, 1)
+    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**23)
+
+
+def test_fp16_leaves_out_an_update_that_overflows_and_halves_its_scale() -> None:
+    fit = trainer(module=Bursting(), precision="fp16", non_finite="skip").fit()
+
+    assert (fit.state.update, fit.state.skipped) == (24, 1)
+    assert fit.strategy.precision.scaler.get_scale() == 2.0**15
+
+
+def test_bf16_ends_close_to_full_precision() -> None:
+    torch.manual_seed(0)
+    assert trainer(precision="bf16").fit().module.w.item() == pytest.approx(2, abs=0.02)
+
+
+def test_gradients_are_clipped_by_their_norm_and_the_norm_is_told() -> None:
+    fit = trainer(clip_norm=1.0, max_duration="1st").fit()
+
+    assert fit.module.w.item() == pytest.approx(0.1)
+    assert fit.grad_norm == pytest.approx(4.0)
+
+
+def test_a_callback_can_end_the_run_and_it_stays_ended() -> None:
+    class Stopping(Callback):
+        def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
+            if results["val/loss"] < 1:
+                fit.stop("good enough")
+
+    written = Written()
+    fit = trainer(evaluate=Loader(ones(8), 8), evaluate_every="1st", callbacks=[Stopping()], trackers=[written]).fit()
+
+    assert (fit.state.step, fit.stop_reason, written.outcome) == (4, "good enough", "stopped")
+
+
+def test_an_error_is_told_and_raised_again() -> None:
+    class Breaking(Callback):
+        def on_update_end(self, fit: Fit) -> None:
+            raise ValueError("mine")
+
+    recorded, written = Recorded(), Written()
+    with pytest.raises(ValueError, match="mine"):
+        trainer(callbacks=[Breaking(), recorded], trackers=[written]).fit()
+
+    assert recorded.calls[-1] == "on_error"
+    assert written.outcome == "failed"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"module": nn.Linear(1, 1)}, "Linear has no training_step"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"clip_norm": 0.0}, "clip_norm"),
+        ({"strategy": "dpp"}, "choose one of auto, single, ddp, fsdp"),
+        ({"precision": "fp8"}, "choose one of fp32"),
+        ({"callbacks": [Recorded(), Recorded()]}, "two callbacks are called 'Recorded'"),
+        ({"recompute": [nn.Linear]}, "no such submodule"),
+        ({"train": []}, "no batch"),
+        ({"max_duration": "5tok", "schedule": lambda o, t: None}, "with a schedule"),
+    ],
+)
+def test_parts_that_cannot_work_are_refused_with_a_way_out(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSetup, match=message):
+        trainer(**options).fit()
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (torch.ones(3), r"shape \(3,\)"),
+        (1.0, "a float"),
+        ({"los": 1}, "without 'loss'; it has 'los'"),
+        (None, "NoneType"),
+    ],
+)
+def test_a_step_that_returns_no_loss_is_told_what_to_return(output: Any, message: str) -> None:
+    class Wrong(Slope):
+        def training_step(self, batch: Any) -> Any:
+            return output
+
+    with pytest.raises(InvalidStep, match=message):
+        trainer(module=Wrong()).fit()
+
+
+def test_a_metric_that_gets_nothing_is_named() -> None:
+    with pytest.raises(InvalidStep, match="'hits' on 'val'"):
+        trainer(evaluate=Loader(ones(8), 8), metrics={"hits": MeanMetric()}).fit()
+
+
+class Large(Slope):
+    """Has room for so many samples at once; the first attempt at some step has room for none."""
+
+    def __init__(self, room: int, fails_at: int = -1) -> None:
+        super().__init__()
+        self.room, self.left = room, fails_at
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        loss: Tensor = super().training_step(batch)
+        self.left -= 1
+        if len(batch[0]) > self.room or self.left == 0:
+            loss.backward()  # a failure in the middle of the backward pass leaves gradients behind
+            raise torch.OutOfMemoryError("no room")
+        return loss
+
+
+@pytest.mark.parametrize(("room", "fails_at", "recovered"), [(8, 3, 1), (4, -1, 1), (1, -1, 1)])
+def test_a_step_that_does_not_fit_is_tried_again_and_then_cut(room: int, fails_at: int, recovered: int) -> None:
+    fit = trainer(module=Large(room, fails_at), out_of_memory="split", accumulate=3).fit()
+
+    assert fit.recovery is not None and fit.recovery.recovered == recovered
+    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**8)
+    assert fit.train_loss == pytest.approx(trainer(accumulate=3).fit().train_loss)
+
+
+def test_a_sample_that_does_not_fit_ends_the_run() -> None:
+    with pytest.raises(OutOfMemory, match="single sample"):
+        trainer(module=Large(0), out_of_memory="split").fit()
+
+
+def test_recomputing_and_compiling_change_neither_results_nor_names() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 1))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            output: Tensor = self.body(inputs)
+            return output
+
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            return self(batch[0][:, None]).square().mean()
+
+    ends = []
+    for options in ({}, {"recompute": [nn.Sequential]}, {"compile": {"backend": "eager"}}):
+        torch.manual_seed(0)
+        ends.append(trainer(module=Deep(), max_duration="6st", **options).fit().strategy.weights())
+
+    for end in ends[1:]:
+        assert list(end) == list(ends[0])
+        assert all(torch.equal(end[name], ends[0][name]) for name in end)
