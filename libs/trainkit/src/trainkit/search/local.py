@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,18 +39,21 @@ class Pruning(Callback):
 
 
 def in_process(make: Callable[[Task[C]], Trainer], metric: str = "val/loss") -> Callable[[Task[C]], float]:
-    """A runner that trains in this process.
+    """A runner that trains in this process, one trial at a time.
 
     Args:
         make: a new trainer, with a new module, for a trial; its files belong into `task.folder`.
         metric: the objective: a result of the last evaluation.
     """
 
+    alone = threading.Lock()  # seeds and modes of torch belong to the whole process
+
     def run(task: Task[C]) -> float:
-        trainer = make(task)
         pruning = Pruning(task.report, metric)
-        trainer.callbacks = [*trainer.callbacks, pruning]
-        fit = trainer.fit()
+        with alone:
+            trainer = make(task)
+            trainer.callbacks = [*trainer.callbacks, pruning]
+            fit = trainer.fit()
         if pruning.pruned:
             raise Pruned
         return objective(fit.results, metric)

@@ -123,7 +123,7 @@ class Search(Generic[C]):
 
         Args:
             n_trials: of the whole study.
-            workers: trials at the same time, in threads.
+            workers: trials at the same time, in threads: for runners that wait for work done elsewhere.
 
         Raises:
             InvalidSetup: no trial was completed.
