@@ -99,7 +99,8 @@ class Release:
         self.cluster = cluster
         self.namespace = namespace
         self.folder = folder
-        self.values = image_values("services", "agent")
+        # Other tests have resources and operators of their own on this cluster.
+        self.values = image_values("services", "agent") | {"operator": {"namespaces": [namespace]}}
 
     def helm(self, *arguments: str) -> str:
         """Runs helm in the namespace; raises HelmFailed, with what the cluster knows."""
@@ -164,6 +165,12 @@ class Release:
         """Names of what it made outside of namespaces."""
         found = self.cluster.kubectl("get", _OUTSIDE, "--output=name").split()
         return [name for name in found if name.partition("/")[2].startswith(f"{self.namespace}-")]
+
+    def release_resources(self) -> None:
+        """Takes finalizers off resources, which keep the namespace when a test fails in the middle."""
+        for each in self.objects("trainingjobs"):
+            name = each["metadata"]["name"]
+            self.kubectl("patch", "trainingjob", name, "--type=merge", '--patch={"metadata":{"finalizers":null}}')
 
     def remove_cluster_objects(self) -> None:
         """Removes those, which are left when a test fails in the middle."""

@@ -42,6 +42,7 @@ def release(cluster: Cluster, cluster_namespace: str, tmp_path: Path) -> Iterato
     found.provide_volumes()
     yield found
     found.kubectl("delete", "jobs", "--all", "--wait=false", check=False)
+    found.release_resources()
     found.remove_cluster_objects()
     found.remove_volumes()
 
@@ -62,6 +63,15 @@ def pods(release: Release, component: str) -> dict[str, tuple[str, int]]:
     }
 
 
+def by_kubectl(release: Release, name: str) -> str:
+    """How a job ends that somebody applies."""
+    resource = small_job("print('hello')", name=name)
+    resource["metadata"] = {"name": name, "namespace": release.namespace}
+    release.cluster.apply(resource)
+    release.kubectl("wait", "--for=condition=Finished", f"trainingjob/{name}", f"--timeout={int(PATIENCE_S)}s")
+    return str(release.objects("trainingjobs")[0]["status"]["phase"])
+
+
 def shown_names(endpoint: str) -> list[str]:
     """The names in the certificate that the gateway shows."""
     host, _, port = endpoint.rpartition(":")
@@ -79,6 +89,7 @@ def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(relea
     with release.client() as client:
         job = client.submit(small_job(WAITING))
         wait_until(lambda: begun(job), "the job to begin")
+    assert by_kubectl(release, "by-kubectl") == "Succeeded"
     workers = pods(release, f"trainyard.dev/job-id={job.id}")
     services = pods(release, "app.kubernetes.io/component=scheduler")
 
@@ -107,8 +118,9 @@ def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(relea
         assert claim.rpartition("/")[2] in printed
     wait_until(lambda: not release.objects("pods"), "the pods to be gone")
     left = release.named(KINDS)
-    assert left == claims | {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default"}
+    assert left == claims | {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", "TrainingJob/by-kubectl"}
     assert release.cluster_objects() == []
+    release.kubectl("delete", "trainingjob", "by-kubectl", f"--timeout={int(PATIENCE_S)}s")
 
 
 SMALL: dict[str, Any] = {

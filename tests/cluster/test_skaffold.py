@@ -104,6 +104,7 @@ class Development:
             )
         options = [f"--values={REPOSITORY / each}" for each in RELEASE["valuesFiles"]]
         options += [f"--set={key}={words[value]}" for key, value in RELEASE["setValueTemplates"].items()]
+        options.append(f"--set=operator.namespaces={{{self.namespace}}}")  # others have operators of their own
         command = ["upgrade", "--install", RELEASE["name"], str(REPOSITORY / RELEASE["chartPath"]), *options]
         kubeconfig = {"KUBECONFIG": str(self.cluster.kubeconfig)}
         helm(

@@ -5,6 +5,8 @@
 - {name: TRAINYARD_SETUP_NAMESPACE, value: {{ .Release.Namespace }}}
 - {name: TRAINYARD_SETUP_JOBS_NAMESPACE, value: {{ include "trainyard.jobsNamespace" . }}}
 - {name: TRAINYARD_SETUP_POOL, value: {{ .Values.jobs.pool }}}
+- {name: TRAINYARD_SETUP_OPERATOR, value: {{ .Values.operator.enabled | quote }}}
+- {name: TRAINYARD_SETUP_OPERATOR_NAMESPACES, value: {{ join "," .Values.operator.namespaces | quote }}}
 - {name: TRAINYARD_SETUP_AUTHORITY_CONFIG_MAP, value: {{ include "trainyard.authorityConfigMap" . }}}
 {{- if not .Values.token.existingSecret }}
 - {name: TRAINYARD_SETUP_TOKEN_SECRET, value: {{ include "trainyard.tokenSecret" . }}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kubernetes import client, config
@@ -12,6 +12,8 @@ from kubernetes.client.exceptions import ApiException
 MANAGED_BY = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 _MANAGER = "trainyard-setup"
+_RESOURCE, _PLURAL = ("trainyard.dev", "v1alpha1"), "trainingjobs"
+_FINALIZER = "trainyard.dev/job"
 _CALL_TIMEOUT_S = 30
 _NOT_FOUND, _CONFLICT = 404, 409
 
@@ -111,6 +113,32 @@ class Cluster:
         for service in self._core.list_namespaced_service(namespace, **options).items:
             name = _metadata(service)["name"]
             self._core.delete_namespaced_service(name, namespace, _request_timeout=_CALL_TIMEOUT_S)
+
+    def release_resources(self, namespaces: Sequence[str]) -> None:
+        """Takes the operator's finalizer off TrainingJob resources: without it nobody would let them be deleted.
+
+        Args:
+            namespaces: where they are; none for all.
+        """
+        api = client.CustomObjectsApi()
+        options: dict[str, Any] = {"_request_timeout": _CALL_TIMEOUT_S}
+        try:
+            answers: list[Any] = [
+                api.list_namespaced_custom_object(*_RESOURCE, namespace, _PLURAL, **options) for namespace in namespaces
+            ] or [api.list_cluster_custom_object(*_RESOURCE, _PLURAL, **options)]
+        except ApiException as error:
+            if error.status == _NOT_FOUND:  # the definition is gone, and they with it
+                return
+            raise
+        found = [item for answer in answers for item in answer["items"]]
+        for metadata in (item["metadata"] for item in found):
+            finalizers = metadata.get("finalizers", [])
+            if _FINALIZER in finalizers:
+                left = {"metadata": {"finalizers": [each for each in finalizers if each != _FINALIZER]}}
+                where = (*_RESOURCE, metadata["namespace"], _PLURAL, metadata["name"])
+                api.patch_namespaced_custom_object(
+                    *where, left, _content_type="application/merge-patch+json", **options
+                )
 
     def claims(self, namespace: str) -> list[str]:
         """Names of the installation's volumes' claims."""

@@ -11,6 +11,8 @@ POOL_LABEL = "trainyard.dev/pool"
 def remove(settings: Settings, cluster: Cluster) -> str:
     """Removes jobs, secrets and config maps of the installation; returns what to tell about the rest."""
     cluster.delete_jobs(settings.jobs_namespace, f"{POOL_LABEL}={settings.pool}")
+    if settings.operator:
+        cluster.release_resources(settings.watched())
     made = [
         settings.token_secret,
         settings.attempt_key_secret,

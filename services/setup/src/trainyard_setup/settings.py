@@ -18,6 +18,11 @@ class Settings(ServiceSettings):
     pool: str = "cluster"
     """The pool of the launcher: jobs' objects carry it as a label."""
 
+    operator: bool = False
+    """Whether there is an operator."""
+    operator_namespaces: str = ""
+    """Where it looks for resources, with commas between them; empty: everywhere."""
+
     token_secret: str = ""
     """Made when missing: the users' token."""
     attempt_key_secret: str = ""
@@ -46,4 +51,12 @@ class Settings(ServiceSettings):
 
     def names(self) -> list[str]:
         """Every name and address that the certificate has to hold."""
-        return [host.strip() for host in self.hosts.split(",") if host.strip()]
+        return _split(self.hosts)
+
+    def watched(self) -> list[str]:
+        """Where the operator looks for resources; none for everywhere."""
+        return _split(self.operator_namespaces)
+
+
+def _split(words: str) -> list[str]:
+    return [word.strip() for word in words.split(",") if word.strip()]
