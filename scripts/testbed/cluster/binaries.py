@@ -27,7 +27,7 @@ class Source:
     module: str
     version: str
     programs: dict[str, str]
-    """The package of each program, relative to the module."""
+    """The package of each program, relative to the module; or a file beside this one that uses the module."""
     staging: str = ""
     """The version of the modules that its own go.mod replaces by folders; empty: it replaces none that we need."""
     stamps: dict[str, str] = field(default_factory=dict)
@@ -71,7 +71,9 @@ containerd = Source(
     version="v2.4.2",
     programs={name: f"cmd/{name}" for name in ("containerd", "containerd-shim-runc-v2", "ctr")},
 )
-coredns = Source(name="coredns", module="github.com/coredns/coredns", version="v1.15.0", programs={"coredns": ""})
+coredns = Source(
+    name="coredns", module="github.com/coredns/coredns", version="v1.15.0", programs={"coredns": "coredns.go"}
+)
 helm = Source(name="helm", module="helm.sh/helm/v4", version="v4.3.1", programs={"helm": "cmd/helm"})
 kwok = Source(name="kwok", module="sigs.k8s.io/kwok", version="v0.8.0", programs={"kwok": "cmd/kwok"})
 
@@ -86,7 +88,13 @@ def _build(source: Source, folder: Path) -> None:
         (Path(draft) / "go.mod").write_text("".join(_go_mod(source)))
         for name, package in source.programs.items():
             flags = ["-mod=mod", "-trimpath", "-ldflags", _linker_flags(source), "-o", str(folder / name)]
-            fetch.go(f"build {name}", "build", *flags, "/".join(filter(None, (source.module, package))), cwd=draft)
+            fetch.go(f"build {name}", "build", *flags, _package(source, package), cwd=draft)
+
+
+def _package(source: Source, package: str) -> str:
+    if package.endswith(".go"):
+        return str(Path(__file__).with_name(package))
+    return f"{source.module}/{package}".rstrip("/")
 
 
 def _linker_flags(source: Source) -> str:
