@@ -55,6 +55,14 @@ def folder_with(path, **files):
     return path
 
 
+async def test_a_whole_checkpoint_is_stored_by_node_0_alone(attempt, yard):
+    """The others' copies would be versions of the same step whose cut knows nothing of what node 0's workers log."""
+    for node in (1, 0):
+        run = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, nodes=2, node=node)
+        await run.run()
+        assert [version.checkpoint.step for version in await versions(yard, "checkpoint")] == ([] if node else [8, 5])
+
+
 async def test_tracked_values_arrive_each_once(attempt):
     code = "from trainyard import tracker\nfor s in range(25000): tracker.log({'loss': s, 'acc': -s}, step=s)"
     run = attempt(["python-code", code])

@@ -91,6 +91,8 @@ class CheckpointSync:
     def _found(self, candidate: Candidate) -> None:
         self.appeared += 1
         self._heard()
+        if self._plan.node > 0 and not is_sharded(candidate.path):
+            return  # whole, so node 0 has the same, and stores it with the cut of the writers that log
         try:
             # The cut is taken now: what the script logs while the upload waits is not part of this checkpoint.
             self._pending.append(self._waiting(candidate))
