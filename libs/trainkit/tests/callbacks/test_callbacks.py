@@ -230,8 +230,8 @@ def test_tied_weights_are_stored_once_and_read_back_tied(tmp_path: Path) -> None
 @pytest.mark.spec("AC-070")
 def test_large_weights_are_divided_into_files_with_an_index(tmp_path: Path) -> None:
     model = Line()
-    model.layers = nn.ModuleList(nn.Linear(100, 100, bias=False) for _ in range(6))
-    keep = KeepBest("val/loss", tmp_path / "best", max_shard_bytes=50_000)
+    model.layers = nn.ModuleList(nn.Linear(2000, 1000, bias=False) for _ in range(6))  # 48 MB
+    keep = KeepBest("val/loss", tmp_path / "best", max_shard_bytes=10_000_000)
     trainer(keep, module=model, max_duration="1st").fit()
     files = sorted(path.name for path in (tmp_path / "best").glob("*.safetensors"))
     assert len(files) >= 5 and (tmp_path / "best" / "model.safetensors.index.json").exists()

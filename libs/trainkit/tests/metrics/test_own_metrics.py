@@ -62,7 +62,6 @@ def test_a_type_that_is_none_is_refused(cast: str) -> None:
         Seen(cast=cast)
 
 
-@pytest.mark.spec("AC-103")
 def test_rows_that_do_not_match_are_refused_unless_nobody_wants_to_know() -> None:
     with pytest.raises(InvalidStep, match=r"Seen, batch 0: numbers of rows differ: shapes \[\(8,\), \(7,\)\]"):
         Seen().update(torch.ones(8), torch.ones(7))
