@@ -74,7 +74,6 @@ async def ship_until_killed(process, writer, total, kill_after):
     return acknowledged
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "limits",
     [{}, {"max_segment_bytes": 4000, "merged_files": 2}],

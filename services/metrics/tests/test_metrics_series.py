@@ -182,7 +182,6 @@ async def test_queries_do_not_depend_on_what_is_cached(ingestor):
         assert list((await series(stub, f"job-{number}"))["loss", 0].value) == [number] * 5
 
 
-@pytest.mark.timeout(30)
 async def test_watchers_see_what_is_there_then_what_changes(ingestor):
     stub = ingestor.user()
     await open_run(stub)

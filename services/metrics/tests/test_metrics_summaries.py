@@ -14,6 +14,7 @@ from trainyard_metrics.domain.columns import decode, join
 from trainyard_metrics.domain.summary import BadSummary, Packed, Summary
 from trainyard_protos.v1 import metrics_pb2 as pb
 
+from scripts.testbed.patience import PATIENCE_S
 from services.metrics.tests.metrics_kit import Ingestor, append, block, open_run, points, run_id, series
 
 values = st.sampled_from([-math.inf, -1.0, -0.0, 0.5, 2.0, math.inf, math.nan])
@@ -308,7 +309,6 @@ async def until(condition):
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.timeout(60)
 async def test_a_run_that_is_quiet_is_unmarked_then_dropped_and_still_known(ingestor):
     await ingestor.restart(summary_interval_s=0.01, summary_quiet_s=0.05, summary_kept_s=0.1)
     await open_run(ingestor.user())
@@ -335,3 +335,13 @@ async def test_a_run_is_marked_for_as_long_as_somebody_may_write_to_it(ingestor)
         await ingestor.app._summaries._tidy()
         assert await ingestor.app._store.read(summary_rows.dirty) == [run_id(1)]
     await call.done_writing()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_keeping_ends_also_when_a_change_comes_at_that_moment(ingestor, turns):
+    summaries = ingestor.app._summaries
+    summaries._changed.set()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        await summaries.cease()

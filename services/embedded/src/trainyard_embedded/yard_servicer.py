@@ -100,7 +100,8 @@ class OwnYardServicer(YardServicer):
     async def until_unused(self) -> None:
         """Returns when an ephemeral yard has no client and no active job."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), _FIRST_CLIENT_S)
+            async with asyncio.timeout(_FIRST_CLIENT_S):
+                await self._changed.wait()
         watch = self._scheduler.Watch(scheduler_pb2.WatchRequest(from_now=True))
         await watch.initial_metadata()
         watching = asyncio.create_task(self._wake_on_events(watch))

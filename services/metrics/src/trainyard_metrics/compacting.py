@@ -97,7 +97,9 @@ class Compactions:
     async def _wait(self) -> None:
         wait_s = self._schedule.due() - _now()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), None if wait_s == float("inf") else max(wait_s, 0))
+            # Not wait_for: in Python 3.11 it forgets that its task was cancelled when the change comes at that moment.
+            async with asyncio.timeout(None if wait_s == float("inf") else max(wait_s, 0)):
+                await self._changed.wait()
         self._changed.clear()
 
     async def _try(self, run_id: str) -> None:

@@ -269,7 +269,9 @@ class Summaries:
 
     async def _wait_for_changes(self) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), self._settings.summary_quiet_s if self._tracked else None)
+            # Not wait_for: in Python 3.11 it forgets that its task was cancelled when the change comes at that moment.
+            async with asyncio.timeout(self._settings.summary_quiet_s if self._tracked else None):
+                await self._changed.wait()
         self._changed.clear()
 
     async def _save(self) -> None:
