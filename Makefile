@@ -13,7 +13,7 @@ TESTS_AT_ONCE ?= -n 4 --dist loadfile --no-loadscope-reorder
 export UV_PYTHON_DOWNLOADS := never
 READY := $(VENV)/.ready
 
-.PHONY: help run up test testbed lint format proto bench setup clean
+.PHONY: help run up test test-all testbed lint format proto bench setup clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -38,7 +38,10 @@ up: $(READY)  ## start a yard on this machine and leave it running
 test: $(READY) lint testbed  ## run every check and every test
 	$(VENV)/bin/python -m pytest $(TESTS_AT_ONCE)
 
-testbed: $(READY)  ## get the real servers that tests use: Redis, PostgreSQL, S3, nginx
+test-all: $(READY) lint testbed  ## the same, and every kill point, both databases, the worker's image (hours)
+	$(VENV)/bin/python -m pytest $(TESTS_AT_ONCE) -m "exhaustive or not exhaustive"
+
+testbed: $(READY)  ## get the real servers that tests use: Kubernetes, Redis, PostgreSQL, S3, nginx, Prometheus
 	$(VENV)/bin/python -m scripts.testbed
 
 lint: $(READY)  ## formatting, lint, types, dependency directions, generated code
@@ -47,6 +50,8 @@ lint: $(READY)  ## formatting, lint, types, dependency directions, generated cod
 	$(VENV)/bin/mypy libs services
 	$(VENV)/bin/lint-imports
 	scripts/codegen --check
+	scripts/crds --check
+	$(VENV)/bin/python -m scripts.grafana --check
 
 format: $(READY)  ## format the sources
 	$(VENV)/bin/ruff format .
