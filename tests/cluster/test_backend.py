@@ -194,9 +194,9 @@ def test_a_shell_has_the_folder_and_environment_of_the_worker(yard_on_cluster: C
 def test_stacks_of_all_ranks_come_out_of_the_pods(yard_on_cluster: ClusterYard, client: Client) -> None:
     job = client.submit(document(FOREVER, nodes=2))
     begun(job)
-    stacks = client.stacks(job.id)
-    assert [each.rank for each in stacks] == [0, 1]
-    assert all("<module>" in each.text for each in stacks), stacks
+    # An agent prints before it is connected: until then its rank has an error.
+    wait_until(lambda: all("<module>" in each.text for each in client.stacks(job.id)), "stacks of all ranks", WAIT_S)
+    assert [each.rank for each in client.stacks(job.id)] == [0, 1]
 
 
 def test_every_wish_of_a_job_is_taken_by_the_api_server(yard_on_cluster: ClusterYard, client: Client) -> None:
