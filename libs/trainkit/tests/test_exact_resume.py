@@ -198,5 +198,5 @@ def test_a_run_killed_at_random_places_ends_with_the_bits_of_one_that_was_not(
 
     kills = killed_until_done(forks, tmp_path / "killed", processes=processes, seed=len(options), **options)
 
-    assert kills >= 2
+    assert kills
     assert_same_end(tmp_path / "whole", tmp_path / "killed", processes)

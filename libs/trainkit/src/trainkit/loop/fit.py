@@ -24,19 +24,20 @@ from torch import Tensor
 
 from trainkit.callbacks.base import HOOKS, overriding
 from trainkit.data.feed import Feed, feed
-from trainkit.durations import AnyDuration, Cadence, Steps, duration
+from trainkit.durations import Cadence, Steps, duration
 from trainkit.errors import Interrupted, InvalidSetup, NonFiniteLoss
 from trainkit.loop import evaluation, snapshots
 from trainkit.loop.batches import moved
 from trainkit.loop.desync import compare
 from trainkit.loop.losses import Mean, loss_of
+from trainkit.loop.parts import cadence, check, named_sets, run_context, totals, with_last
 from trainkit.loop.signals import Signals
 from trainkit.module import Loss
 from trainkit.precision import Precision
 from trainkit.random import mixed, seed_everything
 from trainkit.state import State
 from trainkit.strategies.named import strategy
-from trainkit.trackers.base import Outcome, RunContext, Tracker
+from trainkit.trackers.base import Outcome, Tracker
 from trainkit.trainer import Totals, Trainer
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class Fit:
     """
 
     def __init__(self, trainer: Trainer) -> None:
-        _check(trainer)
+        check(trainer)
         self.trainer = trainer
         self.state = State()
         self.results: dict[str, float] = {}
@@ -106,7 +107,7 @@ class Fit:
         torch.use_deterministic_algorithms(trainer.deterministic)
         seed_everything(trainer.seed if self.strategy.rank == 0 else mixed(trainer.seed, self.strategy.rank))
         self.feed = self._bound(feed(trainer.train))
-        self.evaluated = {name: self._bound(feed(source)) for name, source in _sets(trainer.evaluate).items()}
+        self.evaluated = {name: self._bound(feed(source)) for name, source in named_sets(trainer.evaluate).items()}
         self._make_module()
         self._make_schedule()
         for metric in trainer.metrics.values():
@@ -185,7 +186,7 @@ class Fit:
                 found = True
                 yield batch, state.position + 1 >= steps
         else:
-            for batch, last in _with_last(batches):
+            for batch, last in with_last(batches):
                 found = True
                 yield batch, last
         if not found:
@@ -459,53 +460,26 @@ class Fit:
         self.schedule = make(self.optimizer, self.totals()) if make is not None else None
 
     def totals(self) -> Totals:
-        """How long the run will be. Raises `InvalidSetup` when the data does not say."""
-        steps = self.feed.steps(0)
-        if steps is None and not isinstance(self.max_duration, Steps):
-            raise InvalidSetup(
-                "a schedule needs to know the length of the run: give max_duration in steps, as in '1000st'"
-            )
-        accumulate = self.trainer.accumulate
-        per_epoch = -(-(steps or 1) // accumulate)
-        count, unit = self.max_duration.count, self.max_duration.unit
-        if unit == "ep":
-            return Totals(count * per_epoch, count, per_epoch)
-        if unit == "up":
-            return Totals(count, -(-count // per_epoch), per_epoch)
-        if unit == "sa":
-            count = -(-count // self.feed.samples(0))
-        elif unit != "st":
-            raise InvalidSetup(
-                f"max_duration={self.max_duration} does not say how many updates there will be: with a schedule, use "
-                "epochs, steps, updates or samples"
-            )
-        whole, rest = divmod(count, steps) if steps is not None else (0, count)
-        return Totals(whole * per_epoch + -(-rest // accumulate), whole + bool(rest), per_epoch)
+        """How long the run will be. Raises `InvalidSetup` when neither data nor duration says."""
+        return totals(self.feed, self.max_duration, self.trainer.accumulate)
 
     def _start_cadences(self) -> None:
         trainer, state = self.trainer, self.state
         self._evaluated_at = state.step if self.resumed_step is not None and state.evaluations else -1
         self._last_step = self.max_duration.count if isinstance(self.max_duration, Steps) else sys.maxsize
         self._regular_until = 0
-        self._log_every = _cadence(trainer.log_every, state)
+        self._log_every = cadence(trainer.log_every, state)
         if self.evaluated:
-            self._evaluate_every = _cadence(trainer.evaluate_every, state)
+            self._evaluate_every = cadence(trainer.evaluate_every, state)
         if trainer.checkpoints is not None:
-            self._save_every = _cadence(trainer.checkpoints.every, state)
+            self._save_every = cadence(trainer.checkpoints.every, state)
         if self.strategy.world_size > 1:
-            self._sync_every = _cadence(trainer.check_sync_every, state)
+            self._sync_every = cadence(trainer.check_sync_every, state)
 
     def _open_trackers(self) -> None:
         if not self.strategy.is_main:
             return
-        policy = self.trainer.checkpoints
-        context = RunContext(
-            name=self.trainer.name,
-            folder=policy.place() if policy is not None else None,
-            parameters=self.trainer.parameters,
-            resumed_step=self.resumed_step,
-            world_size=self.strategy.world_size,
-        )
+        context = run_context(self.trainer, self.resumed_step, self.strategy.world_size)
         for tracker in self.trainer.trackers:
             tracker.open(context)
             self._trackers.append(tracker)
@@ -517,37 +491,3 @@ class Fit:
     def _close_trackers(self, outcome: Outcome) -> None:
         while self._trackers:
             self._trackers.pop().close(outcome)
-
-
-def _check(trainer: Trainer) -> None:
-    """Refuses what cannot work, before anything is done."""
-    if not callable(getattr(trainer.module, "training_step", None)):
-        raise InvalidSetup(
-            f"{type(trainer.module).__name__} has no training_step(batch): give it one that returns the loss of a batch"
-        )
-    if trainer.accumulate < 1:
-        raise InvalidSetup(f"accumulate has to be at least 1, not {trainer.accumulate}")
-    if trainer.clip_norm is not None and not trainer.clip_norm > 0:
-        raise InvalidSetup(f"clip_norm has to be greater than 0, not {trainer.clip_norm}; None does not clip")
-    names = [callback.name for callback in trainer.callbacks]
-    if double := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidSetup(f"two callbacks are called {double!r}: their states need different names, override `name`")
-
-
-def _cadence(every: AnyDuration | None, state: State) -> Cadence | None:
-    return Cadence(every, state) if every is not None else None
-
-
-def _sets(evaluate: Any) -> Mapping[str, Any]:
-    if evaluate is None:
-        return {}
-    return evaluate if isinstance(evaluate, Mapping) else {"val": evaluate}
-
-
-def _with_last(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-    """Each batch with whether it is the last, which takes reading one ahead."""
-    for batch in batches:
-        for following in batches:
-            yield batch, False
-            batch = following
-        yield batch, True

@@ -1,0 +1,84 @@
+"""What `Fit` is made of, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trainkit.data.feed import Feed
+from trainkit.durations import AnyDuration, Cadence, Duration, Steps
+from trainkit.errors import InvalidSetup
+from trainkit.state import State
+from trainkit.trackers.base import RunContext
+from trainkit.trainer import Totals, Trainer
+
+
+def check(trainer: Trainer) -> None:
+    """Refuses what cannot work, before anything is done."""
+    if not callable(getattr(trainer.module, "training_step", None)):
+        raise InvalidSetup(
+            f"{type(trainer.module).__name__} has no training_step(batch): give it one that returns the loss of a batch"
+        )
+    if trainer.accumulate < 1:
+        raise InvalidSetup(f"accumulate has to be at least 1, not {trainer.accumulate}")
+    if trainer.clip_norm is not None and not trainer.clip_norm > 0:
+        raise InvalidSetup(f"clip_norm has to be greater than 0, not {trainer.clip_norm}; None does not clip")
+    names = [callback.name for callback in trainer.callbacks]
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidSetup(f"two callbacks are called {double!r}: their states need different names, override `name`")
+
+
+def cadence(every: AnyDuration | None, state: State) -> Cadence | None:
+    return Cadence(every, state) if every is not None else None
+
+
+def named_sets(evaluate: Any) -> Mapping[str, Any]:
+    if evaluate is None:
+        return {}
+    return evaluate if isinstance(evaluate, Mapping) else {"val": evaluate}
+
+
+def with_last(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+    """Each batch with whether it is the last, which takes reading one ahead."""
+    for batch in batches:
+        for following in batches:
+            yield batch, False
+            batch = following
+        yield batch, True
+
+
+def run_context(trainer: Trainer, resumed_step: int | None, world_size: int) -> RunContext:
+    """What trackers are told."""
+    return RunContext(
+        name=trainer.name,
+        folder=trainer.checkpoints.place() if trainer.checkpoints is not None else None,
+        parameters=trainer.parameters,
+        resumed_step=resumed_step,
+        world_size=world_size,
+    )
+
+
+def totals(feed: Feed, max_duration: Duration, accumulate: int) -> Totals:
+    """How long a run will be.
+
+    Raises:
+        InvalidSetup: neither the data nor the duration says.
+    """
+    steps = feed.steps(0)
+    if steps is None and not isinstance(max_duration, Steps):
+        raise InvalidSetup("a schedule needs to know the length of the run: give max_duration in steps, as in '1000st'")
+    per_epoch = -(-(steps or 1) // accumulate)
+    count, unit = max_duration.count, max_duration.unit
+    if unit == "ep":
+        return Totals(count * per_epoch, count, per_epoch)
+    if unit == "up":
+        return Totals(count, -(-count // per_epoch), per_epoch)
+    if unit == "sa":
+        count = -(-count // feed.samples(0))
+    elif unit != "st":
+        raise InvalidSetup(
+            f"max_duration={max_duration} does not say how many updates there will be: with a schedule, use "
+            "epochs, steps, updates or samples"
+        )
+    whole, rest = divmod(count, steps) if steps is not None else (0, count)
+    return Totals(whole * per_epoch + -(-rest // accumulate), whole + bool(rest), per_epoch)
