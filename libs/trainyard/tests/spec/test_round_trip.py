@@ -36,7 +36,8 @@ from trainyard.spec.yaml_reader import read_yaml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 TRAPS = st.sampled_from(
-    ["yes", "NO", "null", "~", "", "1e3", "0x1F", "0xa", "0o7", "1_000", "12:30:00", "2026-11-20", ".inf", "-", "--", "---",
+    ["yes", "NO", "null", "~", "",
+     "1e3", "0x1F", "0xa", "0o7", "1_000", "12:30:00", "2026-11-20", ".inf", "-", "--", "---",
      "...", "- a", "a: b", "a #b", "#", "&a", "*a", "!x", "%", "@", "`", "|", ">",
      "'", '"', "{}", "[]", "\t", "\n", "a\nb",
      " a ", "\u2028", "\x85", "\ufeff", "\x7f", "😀", "<<", "=", "5s", "2Gi", "--epochs", "-1", ".5", "1."]
