@@ -22,6 +22,7 @@ from trainyard_operator.resource import Resource, read
 
 logger = logging.getLogger(__name__)
 
+_END_S = 10.0
 _WATCH_S = 600  # whole: it goes into a query
 
 
@@ -58,23 +59,28 @@ class Watching:
     async def stop(self) -> None:
         """Ends it."""
         self._stop.set()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, _END_S)
 
     def _run(self) -> None:
         try:
-            asyncio.run(
-                kopf.operator(
-                    registry=self._registry(),
-                    settings=_settings(),
-                    standalone=True,
-                    clusterwide=not self._namespaces,
-                    namespaces=self._namespaces,
-                    stop_flag=self._stop,
-                )
-            )
+            asyncio.run(self._watch())
         except Exception:
             logger.exception("the watch of resources failed")
+            self._loop.call_soon_threadsafe(self._failed)
+
+    async def _watch(self) -> None:
+        """Until `stop`, or until a part of kopf ends by itself: kopf alone would then wait for its other parts."""
+        parts = await kopf.spawn_tasks(
+            registry=self._registry(),
+            settings=_settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+            stop_flag=self._stop,
+        )
+        await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         if not self._stop.is_set():
+            logger.critical("the watch of resources ended")
             self._loop.call_soon_threadsafe(self._failed)
 
     def _registry(self) -> kopf.OperatorRegistry:
