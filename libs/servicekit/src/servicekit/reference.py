@@ -37,7 +37,15 @@ def options_table(model: type[BaseModel], prefix: str) -> str:
 
 
 def _texts(model: type[BaseModel]) -> dict[str, str]:
-    """What stands directly below each field in the sources."""
+    """What stands directly below each field in the sources, also of those that the model inherits."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, BaseModel) and base is not BaseModel:
+            found |= _own_texts(base)
+    return found
+
+
+def _own_texts(model: type[BaseModel]) -> dict[str, str]:
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(definition, ast.ClassDef)
     found: dict[str, str] = {}
