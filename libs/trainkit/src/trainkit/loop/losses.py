@@ -21,6 +21,8 @@ def loss_of(output: Any, step: str) -> Tensor | Loss:
     Raises:
         InvalidStep: there is none that can be used.
     """
+    if type(output) is Tensor and not output.ndim:  # what most steps return, so the first question
+        return output
     if isinstance(output, Mapping):
         if "loss" not in output:
             raise InvalidStep(f"{step} returned a mapping without 'loss'; it has {', '.join(map(repr, output))}")
