@@ -115,6 +115,18 @@ def test_a_secret_of_a_cluster_is_refused_on_one_machine() -> None:
         resolve(job_with(secret=SecretKeyReference(name="hub", key="token")))
 
 
+@pytest.mark.parametrize("source", [{"file": "attempt.key"}, {"env": "TRAINYARD_SERVICE_BROKER_URL"}])
+def test_on_a_cluster_no_job_gets_what_is_the_launchers_own(source: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "attempt.key").write_text("sesame")
+    own = {"file": str(tmp_path / "attempt.key")} if "file" in source else source
+    with pytest.raises(SecretUnavailable, match=r"secret KEY: .* is the launcher's own.*from\.secret"):
+        resolve(job_with(**own), {"TRAINYARD_SERVICE_BROKER_URL": "sesame"}, cluster=True)
+
+
+def test_on_a_cluster_a_variable_that_was_meant_for_jobs_is_read() -> None:
+    assert resolve(job_with(env="WANDB_API_KEY"), {"WANDB_API_KEY": "sesame"}, cluster=True) == {"KEY": "sesame"}
+
+
 def test_sweeping_finds_descendants_that_cleaned_their_environment() -> None:
     code = "import subprocess; print(subprocess.Popen(['env', '-i', '/bin/sleep', '1000']).pid, flush=True); input()"
     environ = os.environ | {"TRAINYARD_ATTEMPT_ID": "swept", "TRAINYARD_NODE": "0"}

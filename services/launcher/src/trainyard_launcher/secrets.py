@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trainyard.spec import SecretSource, TrainingJob
 
 _MAX_BYTES = 64 * 1024
+_OWN = "TRAINYARD_"  # variables that set up the launcher; one is the address of the broker, with its password
 
 
 class SecretUnavailable(Exception):
@@ -21,16 +22,24 @@ def resolve(job: TrainingJob, environ: Mapping[str, str] = os.environ, *, cluste
     """The job's secrets as environment variables.
 
     Args:
-        cluster: the job runs on a cluster, which gives pods the keys of its own Secrets: those are not read here.
+        cluster: the job runs on a cluster, which gives pods the keys of its own Secrets: those are not read here. Files
+            and settings of the launcher's pod are no user's: the key that signs attempts' tokens is among them.
 
     Raises:
-        SecretUnavailable: one is missing or not text; the message names it, not its value.
+        SecretUnavailable: one is missing, not text or not to be had here; the message names it, not its value.
     """
-    return {
-        secret.name: _read(secret.name, secret.from_, environ)
-        for secret in job.spec.secrets
-        if not (cluster and secret.from_.secret)
-    }
+    wanted = [secret for secret in job.spec.secrets if not (cluster and secret.from_.secret)]
+    for secret in wanted if cluster else ():
+        _refuse_own(secret.name, secret.from_)
+    return {secret.name: _read(secret.name, secret.from_, environ) for secret in wanted}
+
+
+def _refuse_own(name: str, source: SecretSource) -> None:
+    if source.file or (source.env or "").startswith(_OWN):
+        raise SecretUnavailable(
+            f"secret {name}: {source.file or source.env} is the launcher's own, and on a cluster no job is given that; "
+            "take it from a Secret in the namespace of the jobs (from.secret)"
+        )
 
 
 def _read(name: str, source: SecretSource, environ: Mapping[str, str]) -> str:
