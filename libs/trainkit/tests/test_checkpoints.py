@@ -110,6 +110,17 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, caplog: 
     assert same(resumed, whole)
 
 
+def test_a_damaged_checkpoint_does_not_take_the_place_of_a_good_one(tmp_path: Path) -> None:
+    trainer(tmp_path).fit()
+    (tmp_path / "step-10" / "state.json").write_text("{")
+
+    policy = Checkpoints(folder=tmp_path, every="1st", keep_last=1)
+    resumed = trainer(tmp_path, checkpoints=policy, max_duration="9st").fit()
+
+    assert resumed.resumed_step == 8
+    assert trainer(tmp_path, checkpoints=policy, max_duration="9st").fit().resumed_step == 9
+
+
 def test_what_a_killed_save_left_is_no_checkpoint(tmp_path: Path) -> None:
     trainer(tmp_path, max_duration="4st").fit()
     (tmp_path / ".draft-step-6").mkdir()

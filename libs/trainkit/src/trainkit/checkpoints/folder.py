@@ -110,9 +110,12 @@ def sweep(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def retain(folder: Path, keep_last: int, best: Best | None) -> None:
-    """Discards all but the newest `keep_last` checkpoints and the best one."""
-    present = steps(folder)
+def retain(folder: Path, newest: int, keep_last: int, best: Best | None) -> None:
+    """Discards all but the last `keep_last` checkpoints up to step `newest`, which was just made, and the best one.
+
+    What is of a later step does not count: the run did not go on from it, because it is damaged or another was named.
+    """
+    present = [step for step in steps(folder) if step <= newest]
     kept = set(present[-keep_last:])
     if best is not None:
         kept.update(best_step(folder, present, best))

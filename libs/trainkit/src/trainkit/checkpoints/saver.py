@@ -128,7 +128,7 @@ class Saver:
         files.append(write(at / INDEX, [json.dumps(index).encode()]))
         self._before_commit()
         folders.commit(self.folder, folders.Manifest(snapshot.step, self._world, snapshot.results, files))
-        folders.retain(self.folder, self._policy.keep_last, self._policy.best)
+        folders.retain(self.folder, snapshot.step, self._policy.keep_last, self._policy.best)
 
     def _gathered(self, value: Any) -> list[Any]:
         if self._group is None:
