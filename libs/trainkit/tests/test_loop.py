@@ -188,6 +188,23 @@ def test_evaluation_is_due_at_any_cadence_and_not_twice(every: str, steps: list[
     assert [step for step, _ in written.rows] == steps
 
 
+def test_the_loader_that_is_trained_on_can_be_evaluated_in_the_middle_of_an_epoch() -> None:
+    class Order(Callback):
+        def __init__(self) -> None:
+            self.batches: list[list[float]] = []
+
+        def on_step_start(self, fit: Fit, batch: Any) -> None:
+            self.batches.append(batch[0].tolist())
+
+    orders = [Order(), Order()]
+    for order, evaluated in zip(orders, (False, True), strict=True):
+        train = Loader(TensorDataset(torch.arange(20.0) / 20), 4)
+        evaluate = {"evaluate": train, "evaluate_every": "2st"} if evaluated else {}
+        trainer(train=train, max_duration="3ep", callbacks=[order], **evaluate).fit()
+
+    assert orders[0].batches == orders[1].batches
+
+
 def test_several_sets_are_evaluated_to_the_last_row() -> None:
     values = torch.arange(33.0)
     sets = {"a": Loader(TensorDataset(values), 8, shuffle=False), "b": Loader(ones(16), 8)}
@@ -308,6 +325,27 @@ def test_an_error_is_told_and_raised_again() -> None:
 
     assert recorded.calls[-1] == "on_error"
     assert written.outcome == "failed"
+
+
+def test_what_fails_while_an_error_is_told_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Breaking(Callback):
+        def on_update_end(self, fit: Fit) -> None:
+            raise ValueError("mine")
+
+        def on_error(self, fit: Fit, error: BaseException) -> None:
+            raise OSError("of the hook")
+
+    class Unclosable(Written):
+        def close(self, outcome: str) -> None:
+            raise OSError("of the tracker")
+
+    recorded, written = Recorded(), Written()
+    with pytest.raises(ValueError, match="mine"):
+        trainer(callbacks=[Breaking(), recorded], trackers=[written, Unclosable()]).fit()
+
+    assert recorded.calls[-1] == "on_error"
+    assert written.outcome == "failed"
+    assert "of the hook" in caplog.text and "of the tracker" in caplog.text
 
 
 @pytest.mark.parametrize(

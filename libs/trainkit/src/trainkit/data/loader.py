@@ -78,6 +78,7 @@ class Loader:
                 f"give at least {world_size}"
             )
         self._seed, self._rank, self._world, self._epoch = seed, rank, world_size, -1
+        self._requests = _Requests()
         pin = device.type == "cuda" if self._pin_memory is None else self._pin_memory
         workers: dict[str, Any] = {}
         if self.num_workers:

@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from trainkit.loop import evaluation, snapshots
 from trainkit.loop.batches import moved
 from trainkit.loop.desync import compare
 from trainkit.loop.losses import Mean, loss_of
-from trainkit.loop.parts import cadence, check, named_sets, run_context, totals, with_last
+from trainkit.loop.parts import cadence, check, named_sets, noted, run_context, totals, with_last
 from trainkit.loop.signals import Signals
 from trainkit.module import Loss
 from trainkit.precision import Precision
@@ -107,7 +108,9 @@ class Fit:
         torch.use_deterministic_algorithms(trainer.deterministic)
         seed_everything(trainer.seed if self.strategy.rank == 0 else mixed(trainer.seed, self.strategy.rank))
         self.feed = self._bound(feed(trainer.train))
-        self.evaluated = {name: self._bound(feed(source)) for name, source in named_sets(trainer.evaluate).items()}
+        # Copies: a loader that is trained on and evaluated keeps its place in training.
+        sets = named_sets(trainer.evaluate)
+        self.evaluated = {name: self._bound(copy(feed(source))) for name, source in sets.items()}
         self._make_module()
         self._make_schedule()
         for metric in trainer.metrics.values():
@@ -142,9 +145,12 @@ class Fit:
         self._close_trackers("stopped" if self.stop_reason else "finished")
 
     def _fail(self, error: BaseException) -> None:
+        """Tells everybody. What fails in turn is noted, so that nobody misses the error and it stays the one raised."""
+        outcome: Outcome = "stopped" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
         for hook in self._hooks.on_error:
-            hook(self, error)
-        self._close_trackers("stopped" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed")
+            noted(hook, self, error)
+        while self._trackers:
+            noted(self._trackers.pop().close, outcome)
 
     # What callbacks may ask for
 

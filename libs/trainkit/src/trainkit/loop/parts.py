@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit.data.feed import Feed
@@ -11,6 +12,8 @@ from trainkit.errors import InvalidSetup
 from trainkit.state import State
 from trainkit.trackers.base import RunContext
 from trainkit.trainer import Totals, Trainer
+
+_log = logging.getLogger("trainkit")
 
 
 def check(trainer: Trainer) -> None:
@@ -26,6 +29,14 @@ def check(trainer: Trainer) -> None:
     names = [callback.name for callback in trainer.callbacks]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise InvalidSetup(f"two callbacks are called {double!r}: their states need different names, override `name`")
+
+
+def noted(call: Callable[..., None], *arguments: Any) -> None:
+    """Calls what is told of an error; when that fails in turn, it is written to the log and the error stays."""
+    try:
+        call(*arguments)
+    except Exception:
+        _log.exception("while the run was ending with an error, another one")
 
 
 def cadence(every: AnyDuration | None, state: State) -> Cadence | None:
