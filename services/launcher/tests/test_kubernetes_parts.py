@@ -209,7 +209,9 @@ def test_the_record_of_an_agent_is_its_termination_message() -> None:
     assert (ended.record.reason, ended.record.exit_code) == ("WorkerFailed", 5)
 
 
-@pytest.mark.parametrize("message", ["", "Traceback (most recent call last)", "[1]", "{", '{"reason": 7}'])
+@pytest.mark.parametrize(
+    "message", ["", "Traceback (most recent call last)", "[1]", "{", '{"reason": 7}', '{"loss": 1}']
+)
 def test_what_is_no_record_is_none(message: str) -> None:
     assert pod(terminated(exitCode=1, message=message)).record is None
 
@@ -315,6 +317,14 @@ def test_machines_offer_what_pods_can_have_less_the_agents_share() -> None:
     [offered] = machines.offered([node()], SETTINGS)
     assert offered.total.cpu == pytest.approx(3.42)
     assert (offered.total.memory_bytes, offered.total.gpu) == (8137 * 2**20 - 2**20, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"), [("1Pi", 2**50), ("2P", 2 * 10**15), ("3Ki", 3072), ("1500m", 1), ("2e3", 2000), ("7", 7)]
+)
+def test_memory_is_read_in_every_unit_of_kubernetes(text: str, amount: int) -> None:
+    found = machines.read({"metadata": {"name": "one"}, "status": {"allocatable": {"memory": text}}})
+    assert found.memory_bytes == amount
 
 
 def test_machines_that_take_no_pods_are_not_offered() -> None:

@@ -175,6 +175,7 @@ class Backend(Protocol):
 
         Raises:
             JoinRefused: the credential is not that of this node.
+            JoinLater: that cannot be known now.
         """
         ...
 
@@ -231,3 +232,7 @@ class StartError(Exception):
 
 class JoinRefused(Exception):
     """Who asked is not the agent of that node."""
+
+
+class JoinLater(Exception):
+    """Who asked may be the agent of that node, which cannot be known now."""

@@ -10,12 +10,12 @@ from typing import Any
 
 import grpc
 from servicekit.auth import AttemptTokens, Principal, current_principal
-from servicekit.errors import InvalidArgument, NotFound, PermissionDenied
+from servicekit.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
 from servicekit.ids import now_ns
 from trainyard_protos.v1 import launcher_pb2, launcher_pb2_grpc
 
 from trainyard_launcher.attempts import Attempt, Node, Phase
-from trainyard_launcher.backend import Backend, JoinRefused
+from trainyard_launcher.backend import Backend, JoinLater, JoinRefused
 from trainyard_launcher.ring import Ring
 from trainyard_launcher.settings import Settings
 from trainyard_launcher.stacks import StacksDesk
@@ -111,6 +111,8 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
             )
         except JoinRefused as error:
             raise PermissionDenied(str(error), reason="JoinRefused") from error
+        except JoinLater as error:
+            raise Unavailable(str(error), reason="JoinLater", hint="ask again") from error
         node = attempt.nodes[request.node]
         node.minted = node.heard = time.monotonic()
         joined.plan.token, _ = self._mint(attempt)

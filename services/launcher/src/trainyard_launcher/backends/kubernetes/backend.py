@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 
 from servicekit.cluster import Api, ApiError, load_configuration
 from trainyard_protos.v1 import launcher_pb2, scheduler_pb2
@@ -20,6 +21,7 @@ from trainyard_launcher.backend import (
     Claim,
     Found,
     Joined,
+    JoinLater,
     JoinRefused,
     Launch,
     Observer,
@@ -108,9 +110,10 @@ class KubernetesBackend:
             attempt.uid = await self._make_job(body)
             if launch.facts.nodes > 1:
                 await self._ensure_service(body["metadata"] | {"uid": attempt.uid})
-        except StartError:
+        except StartError as error:
             self._keeper.drop(launch.facts.attempt_id)
-            await self._delete_job(attempt.name)
+            if not isinstance(error, _NotOurs):
+                await self._delete_job(attempt.name)
             raise
         self._keeper.look(attempt)
         return ""
@@ -119,32 +122,40 @@ class KubernetesBackend:
         """The uid of the attempt's Job, made or found."""
         path = f"{self._batch}/jobs"
         try:
-            made = await self._patiently(path, body)
+            made = await self._patiently(partial(self._api.create, path, body))
         except ApiError as error:
             if error.status != 409:
                 raise _refused(error) from error
-            made = await self._api.get(f"{path}/{body['metadata']['name']}")
-            if names.facts_of(made["metadata"]) != names.facts_of(body["metadata"]):
-                raise StartError(f"the namespace has another Job named {body['metadata']['name']}") from error
+            made = await self._made_before(f"{path}/{body['metadata']['name']}", body)
         return str(made["metadata"]["uid"])
+
+    async def _made_before(self, path: str, body: manifests.Object) -> manifests.Object:
+        try:
+            made = await self._patiently(partial(self._api.get, path))
+        except ApiError as error:
+            raise _refused(error) from error
+        if names.facts_of(made["metadata"]) != names.facts_of(body["metadata"]):
+            raise _NotOurs(f"the namespace has another Job named {body['metadata']['name']}: remove or rename it")
+        return made
 
     async def _ensure_service(self, job_metadata: manifests.Object) -> None:
         try:
-            await self._patiently(f"{self._core}/services", manifests.service({"metadata": job_metadata}))
+            made = manifests.service({"metadata": job_metadata})
+            await self._patiently(partial(self._api.create, f"{self._core}/services", made))
         except ApiError as error:
             if error.status != 409:
                 raise _refused(error) from error
 
-    async def _patiently(self, path: str, body: manifests.Object) -> manifests.Object:
-        """Creates an object; waits for an API server that is away, as long as an agent may take to join."""
+    async def _patiently(self, ask: Callable[[], Awaitable[manifests.Object]]) -> manifests.Object:
+        """Makes or reads an object; waits for an API server that is away, as long as an agent may take to join."""
         give_up = asyncio.get_running_loop().time() + self._settings.connect_s
         for pause_s in backoff():
             try:
-                return await self._api.create(path, body)
+                return await ask()
             except ApiError as error:
                 if not error.away or asyncio.get_running_loop().time() > give_up:
                     raise
-                logger.info("not made yet", extra={"path": path, "code": error.status, "why": str(error)})
+                logger.info("not made yet", extra={"code": error.status, "why": str(error)})
             await asyncio.sleep(pause_s)
         raise AssertionError("backoff never ends")
 
@@ -155,13 +166,15 @@ class KubernetesBackend:
         attempt = self._keeper.attempts.get(attempt_id)
         if attempt is None:
             raise JoinRefused(f"attempt {attempt_id} is not here")
+        if not attempt.uid:  # its pods may be there before the answer to making it, which may have been lost
+            raise JoinLater("the Job of this pod is still being made")
         try:
             identity = await tokens.review(self._api, credential)
             pod = await self._pod(identity)
         except ApiError as error:
             if error.status == 404:
                 raise JoinRefused("there is no such pod any more") from error
-            raise
+            raise JoinLater(f"the cluster did not say whose token this is: {error}") from error
         _check(attempt, attempt.nodes[node], pod, identity)
         if attempt.launch is None:
             attempt.launch = await claim()
@@ -265,6 +278,10 @@ class KubernetesBackend:
         """Stops watching."""
         await self._background.close()
         await self._api.close()
+
+
+class _NotOurs(StartError):
+    """What is there under the attempt's name is somebody else's, and stays."""
 
 
 def _check(attempt: Attempt, node: Node, pod: pods.Pod | None, identity: tokens.PodIdentity) -> None:

@@ -86,6 +86,8 @@ class Keeper:
             if (node.pod.over if node.pod else job is None or job.finished) and not node.ended:
                 node.ended = True
                 ends.append(_end(attempt, node, None if node.pod else pods.deleted()))
+            elif node.pod and not node.ended:
+                node.note_trouble(node.pod.trouble, time.monotonic())  # told before, by an earlier life
         return ends
 
     def look(self, attempt: Attempt) -> None:

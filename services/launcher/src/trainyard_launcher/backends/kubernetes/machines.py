@@ -11,7 +11,8 @@ from trainyard_protos.v1 import common_pb2, scheduler_pb2
 from trainyard_launcher.settings import Settings
 
 _KEEP_AWAY = ("NoSchedule", "NoExecute")
-_BYTES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BYTES = {f"{prefix}i": 2 ** (10 * power) for power, prefix in enumerate("KMGTPE", 1)}
+_BYTES |= {prefix: 10 ** (3 * power) for power, prefix in enumerate("kMGTPE", 1)}
 
 
 @dataclass(frozen=True, slots=True)

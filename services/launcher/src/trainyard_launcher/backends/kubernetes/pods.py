@@ -94,9 +94,13 @@ def read(pod: Object) -> Pod | None:
 
 
 def exit_record(text: str) -> common_pb2.Exit | None:
-    """The record an agent left as its termination message; None when it left none."""
+    """The record an agent left as its termination message; None when it left none.
+
+    Without a message, Kubernetes shows the end of the log there: a worker's line of JSON is no record.
+    """
     try:
-        return json_format.ParseDict(json.loads(text), common_pb2.Exit(), ignore_unknown_fields=True)
+        record = json_format.ParseDict(json.loads(text), common_pb2.Exit(), ignore_unknown_fields=True)
+        return record if record.reason else None
     except (ValueError, TypeError, AttributeError, json_format.ParseError):
         return None
 

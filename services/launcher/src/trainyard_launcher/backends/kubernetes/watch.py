@@ -67,6 +67,11 @@ class Mirror(Generic[T]):
                     continue
                 logger.info("watch broke off", extra={"path": self._path, "code": error.status, "why": str(error)})
                 await asyncio.sleep(next(pauses))
+            except Exception:
+                # A watch that has ended looks like a cluster in which nothing happens: no pod would ever end.
+                logger.exception("what the cluster said was not understood", extra={"path": self._path})
+                self._version = ""
+                await asyncio.sleep(next(pauses))
 
     async def _list(self) -> None:
         found: dict[str, T] = {}
@@ -86,7 +91,7 @@ class Mirror(Generic[T]):
             self.synced.set()
             return
         for name in before.keys() | found.keys():
-            self._changed(name, before.get(name), found.get(name))
+            self._tell(name, before.get(name), found.get(name))
 
     def _take(self, event: dict[str, Any]) -> None:
         kind, each = event["type"], event["object"]
@@ -100,6 +105,13 @@ class Mirror(Generic[T]):
         before = self.objects.pop(name, None)
         if kind != "DELETED" and kept is not None:
             self.objects[name] = kept
-            self._changed(name, before, kept)
+            self._tell(name, before, kept)
         else:
-            self._changed(name, kept or before, None)
+            self._tell(name, kept or before, None)
+
+    def _tell(self, name: str, before: T | None, after: T | None) -> None:
+        """One object that makes trouble keeps nothing from the others."""
+        try:
+            self._changed(name, before, after)
+        except Exception:
+            logger.exception("a change was not dealt with", extra={"path": self._path, "object": name})
