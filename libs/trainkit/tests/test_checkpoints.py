@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from trainkit import Best, Callback, Checkpoints, Trainer
 from trainkit.checkpoints import export, folder
 from trainkit.data import Loader
-from trainkit.errors import CheckpointError, DamagedCheckpoint, Interrupted, WrongCheckpoint
+from trainkit.errors import CheckpointError, DamagedCheckpoint, Interrupted, InvalidSetup, WrongCheckpoint
 from trainkit.loop.fit import Fit
 
 
@@ -147,6 +147,17 @@ def test_a_run_can_refuse_or_demand_what_is_there(tmp_path: Path) -> None:
         trainer(tmp_path, checkpoints=Checkpoints(folder=tmp_path, resume="never")).fit()
     named = trainer(tmp_path, checkpoints=Checkpoints(folder=tmp_path, resume=tmp_path / "step-6")).fit()
     assert named.resumed_step == 6
+
+
+@pytest.mark.parametrize("resume", ["mus", "checkpoints/step-4", None])
+def test_what_a_run_goes_on_from_is_a_known_word_or_a_path(resume: Any) -> None:
+    with pytest.raises(InvalidSetup, match="choose auto, must or never, or give the Path"):
+        Checkpoints(resume=resume)
+
+
+def test_a_best_checkpoint_has_the_least_or_the_greatest_value() -> None:
+    with pytest.raises(InvalidSetup, match="choose min or max"):
+        Best(metric="val/loss", mode="minimum")  # type: ignore[arg-type]
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:

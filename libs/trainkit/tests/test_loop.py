@@ -359,6 +359,12 @@ def test_what_fails_while_an_error_is_told_hides_nothing(caplog: pytest.LogCaptu
         ({"callbacks": [Recorded(), Recorded()]}, "two callbacks are called 'Recorded'"),
         ({"recompute": [nn.Linear]}, "no such submodule"),
         ({"train": []}, "no batch"),
+        ({"schedule_per": "updates"}, "schedule_per='updates': choose one of update, epoch"),
+        ({"non_finite": "rais"}, "non_finite='rais': choose one of raise, skip, ignore"),
+        ({"out_of_memory": "cut"}, "choose one of raise, split"),
+        ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "optimizer is a SGD: give what makes one"),
+        ({"max_duration": "2ev"}, "would never be reached"),
+        ({"max_duration": "1e400st"}, "too large"),
         ({"max_duration": "5tok", "schedule": lambda o, t: None}, "with a schedule"),
     ],
 )

@@ -5,6 +5,7 @@ A duration names a counter of `State`. `Cadence` turns one into "every so often"
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
@@ -104,7 +105,10 @@ def duration(value: AnyDuration) -> Duration:
             f"{value!r} is not a duration: write a whole number and a unit, for instance '3ep', '500st', '200up', "
             "'60000sa', '1e9tok' or '2ev' (epochs, steps, updates, samples, tokens, evaluations)"
         )
-    return kind(int(float(match[1])) if match[1] else 1)
+    count = float(match[1] or 1)
+    if math.isinf(count):
+        raise InvalidSetup(f"{value!r} is not a duration: the number is too large")
+    return kind(int(count))
 
 
 class Cadence:

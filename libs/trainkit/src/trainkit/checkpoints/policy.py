@@ -18,10 +18,17 @@ class Best:
     Args:
         metric: a name in the results of an evaluation, such as `val/loss`.
         mode: whether the least or the greatest value is best.
+
+    Raises:
+        InvalidSetup: the mode is another word.
     """
 
     metric: str
     mode: Literal["min", "max"] = "min"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("min", "max"):
+            raise InvalidSetup(f"mode={self.mode!r}: choose min or max")
 
     def better(self, new: float, old: float | None) -> bool:
         """Whether `new` improves on `old`. What is not a number never does."""
@@ -65,6 +72,11 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if self.every is not None:
             duration(self.every)
+        if not isinstance(self.resume, Path) and self.resume not in ("auto", "must", "never"):
+            raise InvalidSetup(
+                f"resume={self.resume!r}: choose auto, must or never, or give the Path of a checkpoint, for instance "
+                "Path('checkpoints/step-900')"
+            )
         if self.keep_last < 1:
             raise InvalidSetup(
                 f"keep_last has to be at least 1, not {self.keep_last}: a run resumes from its last checkpoint"
