@@ -223,6 +223,16 @@ def test_several_sets_are_evaluated_to_the_last_row() -> None:
     assert fit.results["a/loss"] == pytest.approx(sum((w * x - 2) ** 2 for x in range(33)) / 33, rel=1e-5)
 
 
+def test_batches_of_an_iterable_count_by_their_samples_in_an_evaluation() -> None:
+    batches = [{"ids": ["a"] * len(rows), "rows": rows} for rows in torch.arange(10.0).split(4)]
+
+    class Rows(Slope):
+        def evaluation_step(self, batch: Any) -> dict[str, Any]:
+            return {"loss": batch["rows"].mean()}
+
+    assert trainer(module=Rows(), evaluate=batches).fit().results["val/loss"] == pytest.approx(4.5)
+
+
 def test_evaluation_changes_no_mode_and_no_gradient() -> None:
     class Mixed(Slope):
         def __init__(self) -> None:

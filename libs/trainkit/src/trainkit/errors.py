@@ -9,7 +9,7 @@ TrainkitError
 ├── CheckpointError
 │   ├── DamagedCheckpoint    a file is missing, too short, or its checksum differs
 │   └── WrongCheckpoint      it belongs to another model, optimizer or data
-└── Interrupted          SIGTERM or SIGINT ended the run after its last checkpoint
+└── Interrupted          SIGTERM ended the run after its last checkpoint
 """
 
 from __future__ import annotations

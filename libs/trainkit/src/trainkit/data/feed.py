@@ -82,8 +82,13 @@ def feed(source: Iterable[Any]) -> Feed:
 
 
 def leading(batch: Any) -> int:
-    """The first dimension of the first tensor in a batch; 1 when there is none."""
+    """The first dimension of the first tensor in a batch that has one; 1 when there is none."""
+    found = _leading(batch)
+    return 1 if found is None else found
+
+
+def _leading(batch: Any) -> int | None:
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.ndim else 1
+        return batch.shape[0] if batch.ndim else None
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
-    return next((leading(part) for part in parts if isinstance(part, (Tensor, Mapping, list, tuple))), 1)
+    return next((rows for part in parts if (rows := _leading(part)) is not None), None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from trainkit.data.feed import Feed
+from trainkit.data.feed import Feed, Plain, leading
 from trainkit.errors import InvalidStep
 from trainkit.loop.batches import moved
 from trainkit.loop.losses import Mean, loss_of
@@ -49,7 +49,7 @@ def _one(fit: Fit, name: str, feed: Feed, metrics: Mapping[str, Metric]) -> dict
         for hook in starts:
             hook(fit, name, batch)
         output = fit.strategy.evaluate(batch)
-        rows = feed.rows(position)
+        rows = leading(batch) if isinstance(feed, Plain) else feed.rows(position)
         if not isinstance(output, Mapping) or "loss" in output:
             mean.add(loss_of(output, "evaluation_step"), rows)
             counted = True
