@@ -66,8 +66,8 @@ class Trainer:
         evaluate_first: also before the first step of a fresh run.
         evaluate_last: also at the end, unless that was just done.
         metrics: by the name under which `evaluation_step` returns their values; results are called `SET/NAME`.
-        strategy: `auto` (DDP when there are several processes, else single), `single`, `ddp`, `fsdp`, or a
-            `Strategy`.
+        strategy: `auto` (DDP when there are several processes, else single), `single`, `ddp`, `fsdp`,
+            `deepspeed`, or a `Strategy`.
         precision: of the computation; weights stay in 32 bits.
         accumulate: steps whose gradients make one update.
         clip_norm: greatest norm of the gradient over all parameters; None does not clip.

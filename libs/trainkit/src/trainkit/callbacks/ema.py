@@ -54,6 +54,10 @@ class EMA(Callback):
         self.updates = int(state["updates"])
 
     def on_fit_start(self, fit: Fit) -> None:
+        if not fit.strategy.holds_weights:
+            raise InvalidSetup(
+                "EMA reads the module's weights, which stage 3 of deepspeed takes away: use stage 2 or fsdp"
+            )
         self._weights = {
             name: each.detach() for name, each in fit.module.named_parameters() if each.is_floating_point()
         }

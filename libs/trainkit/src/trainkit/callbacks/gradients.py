@@ -34,6 +34,12 @@ class WatchGradients(Callback):
             raise InvalidSetup(f"every has to be at least 1, not {every}")
         self._every, self._log_norms = every, log_norms
 
+    def on_fit_start(self, fit: Fit) -> None:
+        if not fit.strategy.holds_gradients:
+            raise InvalidSetup(
+                "WatchGradients reads the gradients of parameters, which deepspeed takes away: use stage 0 or fsdp"
+            )
+
     def on_update_start(self, fit: Fit) -> None:
         if (fit.state.update + 1) % self._every:
             return

@@ -56,6 +56,7 @@ def _own(fit: Fit) -> dict[str, Any]:
     own: dict[str, Any] = {
         "random": random.capture(fit.strategy.device),
         "loss": fit.loss.partial(),
+        "strategy": fit.strategy.state_dict(fit.optimizer),
         "feed": fit.feed.state_dict() if hasattr(fit.feed, "state_dict") else {},
     }
     if fit.state.window:
@@ -166,6 +167,7 @@ def _tensors(fit: Fit, path: Path, index: Mapping[str, Any], wanted: list[str]) 
 def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> None:
     fit.state.load(state["state"])
     fit.state.finished = False
+    fit.strategy.put_weights(state["model"])
     optimizers.write(fit.optimizer, fit.module, state["optimizer"], path)
     if fit.schedule is not None:
         fit.schedule.load_state_dict(state["schedule"])
@@ -181,6 +183,11 @@ def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> None:
 def _apply_own(fit: Fit, own: dict[str, Any], world_size: int) -> None:
     rank = fit.strategy.rank
     if world_size != fit.strategy.world_size:
+        if not fit.strategy.resizable:
+            raise WrongCheckpoint(
+                f"the checkpoint is of {world_size} process(es) and there are {fit.strategy.world_size};"
+                f" the pieces of {fit.strategy.name} fit as many as there were: go on with as many"
+            )
         _log.warning(
             "the checkpoint is of %d processes and there are %d: results agree within rounding",
             world_size,
@@ -196,6 +203,7 @@ def _apply_own(fit: Fit, own: dict[str, Any], world_size: int) -> None:
         return
     random.restore(own["random"], fit.strategy.device)
     fit.loss.load(own["loss"])
+    fit.strategy.load_state_dict(fit.optimizer, own.get("strategy", {}))
     if own["feed"] and hasattr(fit.feed, "load_state_dict"):
         fit.feed.load_state_dict(own["feed"])
     if fit.state.window:

@@ -62,6 +62,13 @@ class Strategy:
     stores_window: ClassVar[bool] = True
     """Whether gradients of an unfinished accumulation window can be stored."""
 
+    resizable = True
+    """Whether another number of processes can go on from a checkpoint."""
+    holds_weights = True
+    """Whether the module's parameters can be read between steps: whole, or as DTensors."""
+    holds_gradients = True
+    """Whether parameters have their gradients when a window is complete."""
+
     rank = 0
     local_rank = 0
     world_size = 1
@@ -153,6 +160,16 @@ class Strategy:
     def weights(self) -> dict[str, Tensor]:
         """Parameters and stored buffers by name; sharded ones are DTensors."""
         return {name: value for name, value in self.module.state_dict().items() if isinstance(value, Tensor)}
+
+    def put_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Takes over what was read from a checkpoint into the tensors of `weights`. These are the live ones here."""
+
+    def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """What this process alone holds of the optimizer's state, beside that of the module's parameters."""
+        return {}
+
+    def load_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """Takes over what `state_dict` returned on the same process out of as many."""
 
     def close(self) -> None:
         """Leaves the other processes."""

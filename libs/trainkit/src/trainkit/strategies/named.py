@@ -7,10 +7,11 @@ import os
 from trainkit.errors import InvalidSetup
 from trainkit.strategies.base import Strategy
 from trainkit.strategies.ddp import DDP
+from trainkit.strategies.deepspeed import DeepSpeed
 from trainkit.strategies.fsdp import FSDP
 from trainkit.strategies.single import Single
 
-WORDS = ("auto", "single", "ddp", "fsdp")
+WORDS = ("auto", "single", "ddp", "fsdp", "deepspeed")
 
 
 def strategy(value: Strategy | str) -> Strategy:
@@ -28,4 +29,6 @@ def strategy(value: Strategy | str) -> Strategy:
         return Single()
     if value == "fsdp":
         return FSDP()
+    if value == "deepspeed":
+        return DeepSpeed()
     raise InvalidSetup(f"strategy={value!r}: choose one of {', '.join(WORDS)}, or give a Strategy")

@@ -1,0 +1,223 @@
+"""DeepSpeed's ZeRO: optimizer state (1), gradients (2) and parameters (3) are cut over the processes as flat pieces.
+
+DeepSpeed reduces gradients and updates the pieces. The rest stays trainkit's own: weights are kept in 32 bits and bf16
+comes from autocast, windows are the loop's, clipping works on the pieces where they lie, and checkpoints are written by
+trainkit's checkpointer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainkit.errors import InvalidSetup
+from trainkit.extras import require
+from trainkit.precision import Precision
+from trainkit.strategies.base import TrainingStep
+from trainkit.strategies.ddp import Distributed
+
+if TYPE_CHECKING:
+    from trainkit.trainer import OptimizerFactory
+
+# They look at every element alone, so it does not matter where a parameter was cut. Adagrad does too, but DeepSpeed
+# replaces the object, and with it the groups that a schedule changes.
+_ELEMENTWISE = ("SGD", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Adadelta", "ASGD", "Rprop")
+_NEVER = 2**62
+
+
+class DeepSpeed(Distributed):
+    """ZeRO by DeepSpeed's engine, from the package's extra `deepspeed`.
+
+    Args:
+        stage: what is cut over the processes: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
+        bucket_mb: gradients are sent in pieces of this size.
+        persist_below: stage 3 keeps parameters of fewer elements whole, because gathering them takes longer.
+
+    Raises:
+        InvalidSetup: there is no such stage.
+    """
+
+    name: ClassVar[str] = "deepspeed"
+    stores_window: ClassVar[bool] = False
+
+    def __init__(self, *, stage: Literal[0, 1, 2, 3] = 2, bucket_mb: float = 200, persist_below: int = 100_000) -> None:
+        if stage not in (0, 1, 2, 3):
+            raise InvalidSetup(f"DeepSpeed(stage={stage!r}): choose 0, 1, 2 or 3")
+        self.stage, self._bucket_mb, self._persist_below = stage, bucket_mb, persist_below
+        self.resizable = self.holds_gradients = stage == 0
+        self.holds_weights = stage < 3
+        self._engine: Any = None
+
+    def open(self, device: torch.device | str | None) -> None:
+        super().open(device)
+        if self.device.type == "cpu":  # DeepSpeed decides when it is imported
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        os.environ.setdefault("LOCAL_RANK", str(self.local_rank))  # DeepSpeed insists, whoever started the process
+        self._deepspeed: Any = require("deepspeed", "the strategy 'deepspeed'")
+        # Only inference uses it, and it would be compiled at the first start, for minutes.
+        require("deepspeed.ops", "the strategy 'deepspeed'").__compatible_ops__["deepspeed_shm_comm"] = False
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+
+    def prepare(self, module: nn.Module, precision: Precision) -> None:
+        self._check(module, precision)
+        self.module, self.precision = module.to(self.device), precision
+        self._step = TrainingStep(self.module, precision)
+        self.forward, self.evaluate = self._forward, self._evaluate
+
+    def _check(self, module: nn.Module, precision: Precision) -> None:
+        if precision.scaler is not None:
+            raise InvalidSetup("precision='fp16' with strategy='deepspeed': use 'bf16', or strategy='fsdp'")
+        if self.stage < 3:
+            return
+        for part in module.modules():
+            if hasattr(part, "_recomputed") or part._compiled_call_impl is not None:
+                wrong = "recompute" if hasattr(part, "_recomputed") else "compile"
+                raise InvalidSetup(f"{wrong} does not go with stage 3 of deepspeed: use stage 2, or strategy='fsdp'")
+
+    def make_optimizer(self, factory: OptimizerFactory) -> Optimizer:
+        optimizer = super().make_optimizer(factory)
+        kind = type(optimizer)
+        if self.stage and kind not in [getattr(torch.optim, name) for name in _ELEMENTWISE]:
+            raise InvalidSetup(
+                f"stage {self.stage} of deepspeed cuts parameters anywhere, which {kind.__name__} may not bear: "
+                f"use {', '.join(_ELEMENTWISE)} of torch.optim, stage 0, or strategy='fsdp'"
+            )
+        self._engine, *_ = self._deepspeed.initialize(model=self._step, optimizer=optimizer, config=self._config())
+        self._engine.set_gradient_accumulation_boundary(True)
+        return optimizer
+
+    def _config(self) -> dict[str, Any]:
+        trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+        bucket = max(1, min(trained, int(self._bucket_mb * 2**20 / 4)))
+        return {
+            "train_micro_batch_size_per_gpu": 1,  # asked for, and only reported
+            "steps_per_print": _NEVER,
+            "zero_allow_untested_optimizer": True,
+            "zero_optimization": {
+                "stage": self.stage,
+                "reduce_bucket_size": bucket,
+                "allgather_bucket_size": bucket,
+                "stage3_prefetch_bucket_size": bucket,
+                "stage3_param_persistence_threshold": self._persist_below,
+                "memory_efficient_linear": False,  # it would replace torch's linear for the whole process
+            },
+        }
+
+    def _forward(self, batch: Any) -> Any:
+        return self._engine(batch)
+
+    def _evaluate(self, batch: Any) -> Any:
+        return self._engine(batch, evaluate=True)
+
+    # Gradients and updates
+
+    def accumulating(self) -> AbstractContextManager[Any]:
+        return self._unfinished()
+
+    @contextmanager
+    def _unfinished(self) -> Iterator[None]:
+        self._engine.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+        finally:
+            self._engine.set_gradient_accumulation_boundary(True)
+
+    def alone(self, batch: Any) -> Any:
+        raise InvalidSetup(
+            "out_of_memory='split' needs steps that run without the other processes: with deepspeed use 'raise'"
+        )
+
+    def backward(self, loss: Tensor) -> None:
+        self._engine.backward(loss)
+
+    def step(self, optimizer: Optimizer) -> bool:
+        self._engine.step()
+        return bool(self._engine.was_step_applied())
+
+    def clear(self, optimizer: Optimizer) -> None:
+        zero = self._engine.optimizer
+        zero.zero_grad()
+        if self.stage:
+            zero.averaged_gradients.clear()  # left over when an update was not made
+        if self.stage == 3:
+            zero.grad_partitions_flat_buffer.zero_()  # what a window does not write to would count once more
+        elif self.stage:
+            zero.all_grad_tensors.clear()
+
+    def gradients(self) -> list[Tensor]:
+        if not self.stage:
+            return super().gradients()
+        groups = self._engine.optimizer.averaged_gradients.values()
+        return [piece for pieces in groups for piece in pieces or ()]
+
+    def clip(self, max_norm: float | None) -> Tensor:
+        if not self.stage:
+            return super().clip(max_norm)
+        pieces = self.gradients()
+        norm = self.sum(torch.nn.utils.get_total_norm(pieces).to(self.device).square()).sqrt()
+        if max_norm is not None and pieces:
+            torch._foreach_mul_(pieces, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        return norm
+
+    # Weights and state
+
+    def settle(self) -> None:
+        for buffer in self.module.buffers():
+            torch.distributed.broadcast(buffer, 0)
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters and stored buffers by name. Stage 3 gathers copies of them on the host, so all have to ask."""
+        if self.stage < 3:
+            return super().weights()
+        values = {
+            name: value for name, value in self.module.state_dict(keep_vars=True).items() if isinstance(value, Tensor)
+        }
+        wholes: dict[int, Tensor] = {}  # a tied parameter has two names and one copy
+        for value in values.values():
+            if id(value) not in wholes:
+                wholes[id(value)] = self._gathered(value)
+        return {name: wholes[id(value)] for name, value in values.items()}
+
+    def _gathered(self, value: Tensor) -> Tensor:
+        if not hasattr(value, "ds_id"):
+            return value.detach()
+        with self._deepspeed.zero.GatheredParameters([value]):
+            return value.detach().cpu().clone()
+
+    def put_weights(self, weights: Mapping[str, Tensor]) -> None:
+        if self.stage == 3:
+            values = self.module.state_dict(keep_vars=True)
+            for name, weight in weights.items():
+                if hasattr(values[name], "ds_id"):
+                    with self._deepspeed.zero.GatheredParameters([values[name]], modifier_rank=0):
+                        values[name].data.copy_(weight)
+        if self.stage:
+            self._engine.optimizer.refresh_fp32_params()
+
+    def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        return {"pieces": [dict(optimizer.state.get(piece, {})) for piece in self._pieces()]}
+
+    def load_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        on_device = optimizer.defaults.get("capturable") or optimizer.defaults.get("fused")
+        for piece, values in zip(self._pieces(), state.get("pieces", ()), strict=True):
+            optimizer.state[piece] = {
+                key: value.to(piece.device) if isinstance(value, Tensor) and (value.ndim or on_device) else value
+                for key, value in values.items()
+            }
+
+    def _pieces(self) -> list[Tensor]:
+        """What the optimizer updates on this process."""
+        if not self.stage:
+            return []
+        zero = self._engine.optimizer
+        return list(zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {**super().describe(), "stage": self.stage}
