@@ -1,0 +1,115 @@
+"""What is refused when a `Trainer` is constructed."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainkit.catalogue import nearest
+from trainkit.dialects.accmt.monitor import Monitor
+from trainkit.durations import Duration, Epochs, Evaluations, Steps, duration
+from trainkit.errors import InvalidSetup
+
+TRACKERS = ("mlflow",)
+_RUN_ARGUMENTS = ("run_name", "tags")
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)B", re.IGNORECASE)
+_FACTORS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def tracker_arguments(given: Mapping[str, Any], trainer: type) -> None:
+    """Refuses keywords that nobody takes."""
+    known = [*list(inspect.signature(trainer).parameters)[:-1], *_RUN_ARGUMENTS]
+    for name in given:
+        if name not in _RUN_ARGUMENTS:
+            near = nearest(name, known)
+            raise TypeError(f"Trainer has no parameter {name!r}" + (f"; did you mean {near}?" if near else ""))
+
+
+def settings(given: Any, monitor: Monitor) -> None:
+    """Refuses values out of their range, and those that do not go together."""
+    for name in ("evaluate_every_n_steps", "cleanup_cache_every_n_steps", "grad_accumulation_steps", "max_checkpoints"):
+        value = getattr(given, name)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise InvalidSetup(f"{name} has to be at least 1, or None, not {value!r}")
+    for condition, problem in _CONFLICTS:
+        if condition(given):
+            raise InvalidSetup(problem)
+    if given.log_with is not None and given.log_with not in TRACKERS:
+        raise InvalidSetup(f"log_with={given.log_with!r}: there is {', '.join(TRACKERS)}")
+    checkpoint_every(given.checkpoint_every)
+    shard_bytes(given.max_shard_size)
+    _refuse_missing(given, monitor)
+
+
+_CONFLICTS: list[tuple[Callable[[Any], bool], str]] = [
+    (
+        lambda s: s.collate_fn is not None and (s.collate_fn_train is not None or s.collate_fn_val is not None),
+        "collate_fn serves both loaders: give it alone, or collate_fn_train and collate_fn_val",
+    ),
+    (
+        lambda s: s.train_loss_metric_name == s.val_loss_metric_name,
+        "train_loss_metric_name and val_loss_metric_name are equal: the two series would be mixed",
+    ),
+    (
+        lambda s: s.log_every is not None and (s.log_every == 0 or s.log_every < -1),
+        "log_every is -1, None or 1 and more",
+    ),
+    (
+        lambda s: s.max_checkpoints is not None and not s.multiple_checkpoints,
+        "max_checkpoints needs multiple_checkpoints",
+    ),
+    (
+        lambda s: s.resume is not None and not isinstance(s.resume, bool) and not s.multiple_checkpoints,
+        "resume by index needs multiple_checkpoints=True",
+    ),
+]
+
+
+def _refuse_missing(given: Any, monitor: Monitor) -> None:
+    """What this dialect does not do yet is refused, not ignored."""
+    missing = {
+        "cleanup_cache_every_n_steps": given.cleanup_cache_every_n_steps is not None,
+        "batch_device_placement=False": not given.batch_device_placement,
+        "safe_mode=False": not given.safe_mode,
+        "set_to_none=False": not given.set_to_none,
+        "Monitor(gpu_utilization=True)": monitor.gpu_utilization,
+        "Monitor(cpu_utilization=True)": monitor.cpu_utilization,
+    }
+    if asked := [name for name, wanted in missing.items() if wanted]:
+        raise InvalidSetup(f"not supported by this dialect yet: {', '.join(asked)}")
+
+
+def checkpoint_every(text: str | None) -> Duration | None:
+    """`epoch`, `2eps`, `"5 steps"`, `3st`, `"4 evals"` as a duration.
+
+    Raises:
+        InvalidSetup: quotes what cannot be read.
+    """
+    if text is None:
+        return None
+    found = duration(text)
+    if not isinstance(found, Epochs | Steps | Evaluations):
+        raise InvalidSetup(f"checkpoint_every={text!r}: the unit is epoch, step or evaluation")
+    return found
+
+
+def shard_bytes(text: str) -> int:
+    """`"10GB"` in bytes.
+
+    Raises:
+        InvalidSetup: it is no size.
+    """
+    match = _SIZE.fullmatch(str(text))
+    if match is None or not int(match[1]):
+        raise InvalidSetup(f"max_shard_size={text!r}: write a number and a unit, as in '10GB' or '500MB'")
+    return int(match[1]) * _FACTORS[match[2].upper()]
+
+
+def bounds(label: str, below: float | None, above: float | None) -> None:
+    """Refuses bounds that no value meets, or with several groups."""
+    if (below is not None or above is not None) and "/" in label:
+        raise InvalidSetup(f"{label!r} has several groups: bounds go with one")
+    if below is not None and above is not None and below <= above:
+        raise InvalidSetup(f"no value is above {above} and below {below}")

@@ -1,0 +1,43 @@
+"""Hooks that run on one process; on the others they return None."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _number(name: str, default: int = 0) -> int:
+    return int(os.environ.get(name, default))
+
+
+def _limited(function: Callable[P, R], here: Callable[[], bool]) -> Callable[P, R | None]:
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        return function(*args, **kwargs) if here() else None
+
+    return call
+
+
+def on_main_process(function: Callable[P, R]) -> Callable[P, R | None]:
+    """Only the first process of all."""
+    return _limited(function, lambda: _number("RANK") == 0)
+
+
+def on_local_main_process(function: Callable[P, R]) -> Callable[P, R | None]:
+    """Only the first process of each machine."""
+    return _limited(function, lambda: _number("LOCAL_RANK") == 0)
+
+
+def on_last_process(function: Callable[P, R]) -> Callable[P, R | None]:
+    """Only the last process of all."""
+    return _limited(function, lambda: _number("RANK") == _number("WORLD_SIZE", 1) - 1)
+
+
+def on_process(index: int) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Only the process with this index."""
+    return lambda function: _limited(function, lambda: _number("RANK") == index)

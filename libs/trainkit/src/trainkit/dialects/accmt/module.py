@@ -1,0 +1,160 @@
+"""The user's module, and the `nn.Module` that the loop trains in its place."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trainkit.callbacks.weights import save_weights
+from trainkit.dialects.accmt.padding import pad
+from trainkit.errors import InvalidSetup
+
+if TYPE_CHECKING:
+    from trainkit.dialects.accmt.progress import Progress
+    from trainkit.dialects.accmt.series import Series
+    from trainkit.dialects.accmt.states import TrainingState
+
+
+class AcceleratorModule:
+    """Set `self.model` in the constructor and override `training_step`; only `model` is trained and saved.
+
+    Attributes:
+        model: what is trained.
+        teacher: optional; stays in evaluation mode, without gradients.
+        state: the live `TrainingState` while a trainer runs.
+        tracker: gives `log(values, step)`, past the trainer's cadence.
+    """
+
+    model: nn.Module
+    teacher: nn.Module | None = None
+    state: TrainingState
+    tracker: Series
+    progress: Progress | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls `model`, unless overridden."""
+        return self.model(*args, **kwargs)
+
+    def __len__(self) -> int:
+        """How many parameters `model` has."""
+        return sum(each.numel() for each in self.model.parameters())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def training_step(self, batch: Any) -> Tensor:
+        """The mean loss of a batch, a scalar."""
+        raise NotImplementedError
+
+    def validation_step(self, key: str, batch: Any) -> Any:
+        """`{"loss": scalar, METRIC: (tensors...)}` of a batch of the dataset `key`, or the loss alone."""
+        raise NotImplementedError
+
+    def get_optimizer(self) -> torch.optim.Optimizer | None:
+        """An optimizer over `model`'s parameters, which goes before the hyperparameters'; None: theirs."""
+        return None
+
+    def get_train_dataloader(self, dataset: Any) -> Any:
+        """A loader of your own; None: the trainer makes one."""
+        return None
+
+    def get_validation_dataloader(self, dataset: Any) -> Any:
+        """A loader of your own; None: the trainer makes one."""
+        return None
+
+    def freeze(self, module: nn.Module) -> None:
+        """Its parameters are not trained. Before `fit`, they are left out of the optimizer."""
+        module.requires_grad_(False)
+
+    def unfreeze(self, module: nn.Module) -> None:
+        """Its parameters are trained."""
+        module.requires_grad_(True)
+
+    def log(self, values: Mapping[str, Any], step: int, reduction: Literal["mean", "sum"] = "mean") -> None:
+        """Sends values to the tracker when the trainer's `log_every` is due. All processes have to call it.
+
+        Raises:
+            InvalidSetup: another reduction, or a tensor that is no scalar.
+        """
+        if self.progress is not None:
+            self.progress.log(values, step, reduction)
+
+    def pad(
+        self,
+        tensor: Tensor | Sequence[Tensor],
+        value: float,
+        padding: Literal["longest", "max_length"] | None = None,
+        max_length: int | None = None,
+        side: Literal["left", "right"] = "right",
+        op: Literal["stack", "cat"] | Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """See `accmt.padding.pad`."""
+        return pad(tensor, value, padding, max_length, side, op)
+
+
+class Engine(nn.Module):
+    """Holds the model; steps are the user's."""
+
+    def __init__(self, owner: AcceleratorModule, state: TrainingState, metrics: Mapping[str, set[str]]) -> None:
+        super().__init__()
+        self.model = owner.model
+        self._owner, self._state, self._metrics = owner, state, metrics
+        self._told: set[str] = set()
+
+    def training_step(self, batch: Any) -> Tensor:
+        loss = self._owner.training_step(batch)
+        if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
+            raise TypeError(f"training_step has to return a scalar tensor with a gradient, not {_described(loss)}")
+        return loss
+
+    def evaluation_step(self, batch: Any) -> dict[str, Any]:
+        key = self._state.val_key
+        output = self._owner.validation_step(key, batch)
+        found: dict[str, Any] = {"loss": output} if isinstance(output, Tensor) else dict(output)
+        if "loss" not in found:
+            raise KeyError(f"validation_step returned no 'loss' on dataset {key!r}; it has {', '.join(found)}")
+        for name, sets in self._metrics.items():
+            if key not in sets:
+                found[name] = ()
+            elif name not in found:
+                raise KeyError(f"validation_step returned nothing for the metric {name!r} on dataset {key!r}")
+        for name in found.keys() - {"loss"} - self._metrics.keys() - self._told:
+            self._told.add(name)
+            warnings.warn(f"validation_step returned {name!r}, and no metric has this name", stacklevel=2)
+        return found
+
+    def save_pretrained(self, folder: Path, state_dict: Mapping[str, Tensor], max_shard_size: int) -> None:
+        """Writes the model's weights under its own names; a Hugging Face model writes itself."""
+        weights = {name.removeprefix("model."): each for name, each in state_dict.items()}
+        model: Any = self.model
+        if hasattr(model, "save_pretrained"):
+            model.save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
+        else:
+            save_weights(weights, folder, max_shard_bytes=max_shard_size)
+
+
+def check(module: Any, evaluated: bool) -> None:
+    """Refuses a module that cannot be trained, before anything is done."""
+    name = type(module).__name__
+    if not isinstance(module, AcceleratorModule):
+        raise TypeError(f"fit takes an AcceleratorModule, not a {name}")
+    if not isinstance(getattr(module, "model", None), nn.Module):
+        raise InvalidSetup(f"{name} has no model: set self.model to an nn.Module in its constructor")
+    if type(module).training_step is AcceleratorModule.training_step:
+        raise InvalidSetup(f"{name} has no training_step(batch): give it one that returns the loss of a batch")
+    if evaluated and type(module).validation_step is AcceleratorModule.validation_step:
+        raise InvalidSetup(f"{name} has no validation_step(key, batch), and there is validation data")
+
+
+def _described(loss: Any) -> str:
+    if not isinstance(loss, Tensor):
+        return f"a {type(loss).__name__}"
+    return f"one of shape {tuple(loss.shape)}" if loss.ndim else "a detached one"

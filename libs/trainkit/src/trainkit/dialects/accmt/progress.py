@@ -1,0 +1,155 @@
+"""Keeps `TrainingState`, and sends the monitor's series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trainkit.callbacks.base import Callback as Hook
+from trainkit.dialects.accmt.module import AcceleratorModule
+from trainkit.dialects.accmt.monitor import Monitor
+from trainkit.dialects.accmt.series import Series
+from trainkit.dialects.accmt.states import TrainingState
+from trainkit.errors import InvalidSetup
+from trainkit.loop.losses import Mean
+
+if TYPE_CHECKING:
+    from trainkit.loop.fit import Fit
+
+
+class Progress(Hook):
+    """The first of a run's callbacks, so that the others find the state as it is.
+
+    Args:
+        module: the user's; its teacher is put in place.
+        state: what is kept.
+        series: the run's trackers.
+        monitor: the switches.
+        log_steps: the trainer's `log_every` in steps; 0: at the end of each epoch; None: never.
+    """
+
+    name = "accmt progress"
+
+    def __init__(
+        self,
+        module: AcceleratorModule,
+        state: TrainingState,
+        series: Series,
+        monitor: Monitor,
+        log_steps: int | None,
+    ) -> None:
+        self._module, self._state, self._series, self._monitor = module, state, series, monitor
+        self._log_steps, self._due = log_steps, False
+        self._epoch_loss = Mean(torch.device("cpu"))
+        self._fit: Fit | None = None
+
+    def state_dict(self) -> Mapping[str, Any]:
+        assert self._fit is not None
+        total, weight = self._epoch_loss.over(self._fit.strategy)
+        return {"state": self._state.to_json(), "loss": total, "rows": weight}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        assert self._fit is not None
+        self._state.load_json(state["state"])
+        share = [state["loss"], state["rows"]] if self._fit.strategy.is_main else [0.0, 0.0]
+        self._epoch_loss.load(torch.tensor(share, dtype=torch.float64))
+
+    def on_fit_start(self, fit: Fit) -> None:
+        self._fit, self._module.progress = fit, self
+        fit.need_grad_norm = fit.need_grad_norm or self._monitor.grad_norm
+        self._epoch_loss = Mean(fit.strategy.device)
+        if self._module.teacher is not None:
+            self._module.teacher.to(fit.strategy.device).eval().requires_grad_(False)
+
+    def on_epoch_start(self, fit: Fit) -> None:
+        state = self._state
+        state.epoch, state.is_end_of_epoch = fit.state.epoch, False
+        state.is_last_epoch = state.epoch + 1 >= fit.totals().epochs
+
+    def on_step_start(self, fit: Fit, batch: Any) -> None:
+        state, position = self._state, fit.state.position
+        state.train_step = position
+        steps = fit.feed.steps(state.epoch)
+        state.is_last_training_batch = steps is not None and position + 1 >= steps
+        self._due = self._is_due(fit.state.step + 1)
+
+    def on_step_end(self, fit: Fit, loss: Tensor) -> None:
+        state = self._state
+        state.global_step, state.is_end_of_epoch = fit.state.step, state.is_last_training_batch
+        self._epoch_loss.add(loss, fit.feed.rows(fit.state.position - 1))
+        if self._due:
+            fit.log(self._present(fit))
+
+    def on_evaluation_start(self, fit: Fit) -> None:
+        self._state.val_key = ""
+
+    def on_evaluation_step_start(self, fit: Fit, name: str, batch: Any) -> None:
+        state = self._state
+        state.val_step = 0 if state.val_key != name else state.val_step + 1
+        state.val_key = name
+        steps = fit.evaluated[name].steps(0)
+        state.is_last_validation_batch = steps is not None and state.val_step + 1 >= steps
+
+    def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
+        state = self._state
+        state.evaluations_done = fit.state.evaluations
+        for name in fit.evaluated:
+            values = {old.removeprefix(f"{name}/"): each for old, each in results.items() if old.startswith(f"{name}/")}
+            loss = values.pop("loss")
+            state.additional_metrics[name] = {old.partition("/")[2]: each for old, each in values.items()}
+            if len(fit.evaluated) == 1:
+                state.best_valid_loss = min(state.best_valid_loss, loss)
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        total, weight = self._epoch_loss.over(fit.strategy)
+        self._epoch_loss.clear()
+        self.train_loss = total / weight
+        self._state.best_train_loss = min(self._state.best_train_loss, self.train_loss)
+
+    def on_checkpoint_start(self, fit: Fit) -> None:
+        self._state.num_checkpoints_made += 1
+
+    def on_checkpoint(self, fit: Fit, path: Path) -> None:
+        if self._monitor.checkpoint:
+            fit.log({"checkpoint": self._state.num_checkpoints_made})
+
+    def on_fit_end(self, fit: Fit) -> None:
+        self._state.finished = True
+
+    def log(self, values: Mapping[str, Any], step: int, reduction: str) -> None:
+        """`AcceleratorModule.log`."""
+        assert self._fit is not None
+        if reduction not in ("mean", "sum"):
+            raise InvalidSetup(f"reduction is 'mean' or 'sum', not {reduction!r}")
+        if self._due:
+            self._series.log({name: self._reduced(name, value, reduction) for name, value in values.items()}, step)
+
+    def _reduced(self, name: str, value: Any, reduction: str) -> Any:
+        assert self._fit is not None
+        if not isinstance(value, Tensor):
+            return value
+        if value.numel() != 1:
+            raise InvalidSetup(f"log takes scalars; {name!r} has shape {tuple(value.shape)}")
+        total = self._fit.strategy.sum(value.detach().float().clone())
+        return total / self._fit.strategy.world_size if reduction == "mean" else total
+
+    def _is_due(self, step: int) -> bool:
+        if self._log_steps == 0:
+            return self._state.is_last_training_batch
+        return self._log_steps is not None and step % self._log_steps == 0
+
+    def _present(self, fit: Fit) -> dict[str, float | Tensor]:
+        monitor, values = self._monitor, dict[str, float | Tensor]()
+        if monitor.epoch:
+            values["epoch"] = self._state.epoch
+        if monitor.learning_rate:
+            rates = [group["lr"] for group in fit.optimizer.param_groups]
+            names = ["learning_rate"] if len(rates) == 1 else [f"learning_rate_{at}" for at in range(len(rates))]
+            values |= dict(zip(names, rates, strict=True))
+        if monitor.grad_norm and fit.grad_norm is not None:
+            values["grad_norm"] = fit.grad_norm
+        return values

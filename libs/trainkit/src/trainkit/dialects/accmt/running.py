@@ -1,0 +1,189 @@
+"""One `fit` of the dialect as one run of trainkit's trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+import trainkit
+from trainkit.checkpoints.policy import Checkpoints
+from trainkit.dialects.accmt import checks, loaders, resuming, saving
+from trainkit.dialects.accmt.callbacks import Hooks
+from trainkit.dialects.accmt.metrics import Metric, Routed, by_set
+from trainkit.dialects.accmt.module import AcceleratorModule, Engine, check
+from trainkit.dialects.accmt.progress import Progress
+from trainkit.dialects.accmt.series import Series
+from trainkit.errors import InvalidSetup
+from trainkit.trackers import JsonLines, MLflow, Tracker
+
+if TYPE_CHECKING:
+    from trainkit.dialects.accmt.trainer import Trainer
+    from trainkit.trainer import OptimizerFactory
+
+
+def run(trainer: Trainer, module: Any, train_dataset: Any, val_dataset: Any) -> None:
+    """Makes trainkit's trainer and lets it fit."""
+    settings, hps = trainer.settings, trainer.hps
+    check(module, evaluated=val_dataset is not None)
+    world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    train_size, val_size = hps.batch_sizes
+    train = loaders.train_loader(module, train_dataset, settings, train_size, world)
+    sets = loaders.validation_loaders(module, val_dataset, settings, val_size, world)
+    metrics = by_set(settings.metrics, list(sets))
+    _prepare_model(module, settings)
+    trainer.state.reset()
+    module.state = trainer.state
+    series = _series(trainer, sets)
+    module.tracker = series
+    progress = Progress(module, trainer.state, series, trainer.monitor, _log_steps(settings))
+    routed = _routed(metrics, trainer)
+    for callback in trainer.callbacks:
+        callback.module, callback.state, callback.trainer = module, trainer.state, trainer
+    trainkit.Trainer(
+        module=Engine(module, trainer.state, {name: set(metric._metrics) for name, metric in routed.items()}),
+        optimizer=_optimizer(module, hps),
+        schedule=hps.make_schedule(),
+        schedule_per="epoch" if hps.step_scheduler_per_epoch else "update",
+        train=train,
+        evaluate=sets or None,
+        max_duration=hps.max_duration,
+        evaluate_every=f"{settings.evaluate_every_n_steps}st" if settings.evaluate_every_n_steps else "1ep",
+        evaluate_first=settings.eval_when_start,
+        evaluate_last=settings.eval_when_finish and settings.evaluate_every_n_steps is not None,
+        metrics=routed,
+        accumulate=settings.grad_accumulation_steps or 1,
+        clip_norm=settings.clip_grad,
+        callbacks=[progress, *_savings(trainer, metrics, progress), Hooks(trainer.callbacks, trainer.state)],
+        trackers=[series],
+        log_every=_log_every(settings),
+        checkpoints=_checkpoints(trainer, sets),
+        out_of_memory="split" if settings.safe_steps else "raise",
+        name=trainer.track_name,
+        parameters=_parameters(trainer),
+    ).fit()
+
+
+def _prepare_model(module: AcceleratorModule, settings: Any) -> None:
+    if settings.gradient_checkpointing:
+        enable = getattr(module.model, "gradient_checkpointing_enable", None)
+        if enable is None:
+            raise InvalidSetup(
+                f"gradient_checkpointing: {type(module.model).__name__} has no method gradient_checkpointing_enable"
+            )
+        enable(gradient_checkpointing_kwargs=settings.gradient_checkpointing_kwargs)
+    if settings.compile:
+        for model in filter(None, (module.model, module.teacher)):
+            model.compile(**(settings.compile_kwargs or {}))
+
+
+def _optimizer(module: AcceleratorModule, hps: Any) -> OptimizerFactory:
+    from torch.optim import Optimizer
+
+    own: Any = module.get_optimizer()
+    if own is None:
+        return hps.make_optimizer()  # type: ignore[no-any-return]
+    if not isinstance(own, Optimizer):
+        raise TypeError(f"get_optimizer has to return a torch optimizer, not a {type(own).__name__}")
+    made: Optimizer = own
+    return lambda named: made
+
+
+def _log_steps(settings: Any) -> int | None:
+    if settings.log_every is None:
+        return None
+    return 0 if settings.log_every == -1 else settings.log_every * (settings.grad_accumulation_steps or 1)
+
+
+def _log_every(settings: Any) -> str | None:
+    steps = _log_steps(settings)
+    return None if steps is None else f"{steps}st" if steps else "1ep"
+
+
+def _series(trainer: Trainer, sets: Mapping[str, Any]) -> Series:
+    settings = trainer.settings
+    trackers: list[Tracker] = [JsonLines(trainer.model_path / "metrics.jsonl")]
+    if settings.log_with == "mlflow":
+        trackers.append(MLflow(_uri(settings.logging_dir), experiment=trainer.track_name, **trainer.run_arguments))
+    names = {"train_loss": settings.train_loss_metric_name, "val_loss": settings.val_loss_metric_name}
+    return Series(trackers, trainer.monitor, **names, sets=list(sets))
+
+
+def _uri(place: str) -> str:
+    """A folder keeps a database; `http://host` and `host:port` are servers."""
+    if place.startswith(("http://", "https://")):
+        return place
+    if place.replace(".", "").replace(":", "").isdigit():
+        return f"http://{place}"
+    Path(place).mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{Path(place).resolve() / 'mlflow.db'}"
+
+
+def _routed(metrics: Mapping[str, Mapping[str, Metric]], trainer: Trainer) -> dict[str, Routed]:
+    names = dict.fromkeys(name for named in metrics.values() for name in named)
+    return {
+        name: Routed(name, {key: named[name] for key, named in metrics.items() if name in named}, trainer.state)
+        for name in names
+    }
+
+
+def _savings(trainer: Trainer, metrics: Mapping[str, Mapping[str, Metric]], progress: Progress) -> list[saving.Saving]:
+    settings = trainer.settings
+    rules = {saving.VALID if metrics else saving.TRAIN: (None, None), **trainer.rules}
+    patience = saving.patience_of(settings.patience, list(rules))
+    return [
+        saving.Saving(
+            label,
+            saving.rule_of(label, metrics, *limits),
+            trainer.model_path,
+            save=not settings.disable_model_saving,
+            patience=patience[label],
+            state=trainer.state,
+            progress=progress,
+            max_shard_bytes=checks.shard_bytes(settings.max_shard_size),
+        )
+        for label, limits in rules.items()
+    ]
+
+
+def _checkpoints(trainer: Trainer, sets: Mapping[str, Any]) -> Checkpoints | None:
+    settings = trainer.settings
+    every = checks.checkpoint_every(settings.checkpoint_every)
+    if not settings.enable_checkpointing or every is None:
+        return None
+    if every.unit == "ev" and not sets:
+        raise InvalidSetup(f"checkpoint_every={settings.checkpoint_every!r} needs validation data")
+    folder = trainer.model_path / "checkpoints"
+    kept = (settings.max_checkpoints or 10**9) if settings.multiple_checkpoints else 1
+    return Checkpoints(
+        folder=folder,
+        every=every,
+        keep_last=kept,
+        asynchronous=False,  # a hook is told of a checkpoint at its own step, as scripts of this dialect expect
+        at_end=False,
+        resume=resuming.chosen(settings.resume, folder),
+    )
+
+
+def _parameters(trainer: Trainer) -> dict[str, Any]:
+    hps = trainer.hps
+    found: dict[str, Any] = {
+        "epochs": hps.epochs,
+        "max_steps": hps.max_steps,
+        "batch_size": hps.batch_sizes[0],
+        "eval_batch_size": hps.batch_sizes[1],
+        "optimizer": str(hps.optimizer),
+        "scheduler": hps.scheduler and str(hps.scheduler),
+        **(hps.optim_kwargs or {}),
+        **{f"scheduler.{name}": value for name, value in (hps.scheduler_kwargs or {}).items()},
+        "grad_accumulation_steps": trainer.settings.grad_accumulation_steps or 1,
+        "clip_grad": trainer.settings.clip_grad,
+    }
+    for name, value in (trainer.settings.additional_tracker_config or {}).items():
+        if name in found:
+            raise InvalidSetup(f"additional_tracker_config: {name!r} is one of the run's own parameters")
+        found[name] = value
+    return found

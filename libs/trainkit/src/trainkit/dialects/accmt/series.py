@@ -1,0 +1,60 @@
+"""What trackers get, under the dialect's names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from trainkit.dialects.accmt.monitor import Monitor
+from trainkit.trackers.base import Outcome, RunContext, Tracker
+
+
+class Series(Tracker):
+    """Renames trainkit's series, leaves out what the monitor switches off, and passes on to other trackers.
+
+    Args:
+        trackers: where rows go.
+        monitor: the switches.
+        train_loss, val_loss: names of the two losses.
+        sets: the validation datasets; with several, names end in `_<dataset>`.
+    """
+
+    def __init__(
+        self, trackers: Sequence[Tracker], monitor: Monitor, *, train_loss: str, val_loss: str, sets: Sequence[str]
+    ) -> None:
+        self._trackers, self._monitor, self._sets = trackers, monitor, sets
+        self._train_loss, self._val_loss = train_loss, val_loss
+        self._opened: list[Tracker] = []
+
+    def open(self, context: RunContext) -> None:
+        for tracker in self._trackers:
+            tracker.open(context)
+            self._opened.append(tracker)
+
+    def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
+        """One row. On processes other than the first, nothing is open and nothing happens."""
+        named = {name: value for old, value in values.items() if (name := self.name(old)) is not None}
+        if named:
+            for tracker in self._opened:
+                tracker.log(named, step)
+
+    def flush(self) -> None:
+        for tracker in self._opened:
+            tracker.flush()
+
+    def close(self, outcome: Outcome) -> None:
+        while self._opened:
+            self._opened.pop().close(outcome)
+
+    def name(self, old: str) -> str | None:
+        """The dialect's name of a series; None when it is switched off."""
+        if old == "train/loss":
+            return self._train_loss if self._monitor.train_loss else None
+        dataset, _, rest = old.partition("/")
+        if not rest or dataset not in self._sets:
+            return old
+        suffix = f"_{dataset}" if len(self._sets) > 1 else ""
+        if rest == "loss":
+            return self._val_loss + suffix if self._monitor.validation_loss else None
+        return rest.partition("/")[2] + suffix if self._monitor.additional_metrics else None

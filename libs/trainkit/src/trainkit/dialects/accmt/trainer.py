@@ -1,0 +1,142 @@
+"""`Trainer`: the dialect's parameters and defaults; `running` makes trainkit's trainer out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch.distributed as dist
+
+from trainkit.dialects.accmt import checks, running, saving
+from trainkit.dialects.accmt.callbacks import Callback
+from trainkit.dialects.accmt.hyperparameters import HyperParameters
+from trainkit.dialects.accmt.metrics import Metric
+from trainkit.dialects.accmt.module import AcceleratorModule
+from trainkit.dialects.accmt.monitor import Monitor
+from trainkit.dialects.accmt.states import TrainingState
+from trainkit.errors import InvalidSetup
+
+
+class Trainer:
+    """Owns a run. Constructing it stores settings, checks them, and writes nothing.
+
+    Args:
+        hps_config: a YAML file, a mapping, or `HyperParameters`.
+        model_path: the folder of all that the run saves.
+        kwargs: of the tracker's run: `run_name`, `tags`.
+
+    The other parameters are described row by row in docs/dialects/accmt.md.
+
+    Raises:
+        InvalidSetup: a value is out of range, two do not go together, or it is not supported yet.
+        TypeError: a keyword that neither the trainer nor the tracker has.
+    """
+
+    def __init__(
+        self,
+        hps_config: HyperParameters | Mapping[str, Any] | str | Path,
+        model_path: str | Path,
+        track_name: str | None = None,
+        enable_checkpointing: bool = True,
+        multiple_checkpoints: bool = False,
+        max_checkpoints: int | None = None,
+        resume: bool | int | None = None,
+        disable_model_saving: bool = False,
+        patience: int | Mapping[str, int] | None = None,
+        evaluate_every_n_steps: int | None = None,
+        checkpoint_every: str | None = "epoch",
+        logging_dir: str = "logs",
+        log_with: str | None = None,
+        log_every: int | None = -1,
+        grad_accumulation_steps: int | None = None,
+        gradient_checkpointing: bool = False,
+        gradient_checkpointing_kwargs: Mapping[str, Any] | None = None,
+        clip_grad: float | None = 1.0,
+        set_to_none: bool = True,
+        shuffle_train: bool = True,
+        sampler: Any = None,
+        collate_fn: Any = None,
+        collate_fn_train: Any = None,
+        collate_fn_val: Any = None,
+        max_shard_size: str = "10GB",
+        safe_serialization: bool = False,
+        compile: bool = False,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        safe_mode: bool = True,
+        train_loss_metric_name: str = "train_loss",
+        val_loss_metric_name: str = "val_loss",
+        dataloader_pin_memory: bool = True,
+        dataloader_num_workers: int | None = None,
+        dataloader_drop_last: bool = False,
+        eval_when_finish: bool = True,
+        eval_when_start: bool = False,
+        monitor: Monitor | Mapping[str, Any] | None = None,
+        metrics: Metric | Sequence[Metric] | Mapping[str, Metric | Sequence[Metric]] | None = None,
+        cleanup_cache_every_n_steps: int | None = None,
+        callback: Callback | Sequence[Callback] | None = None,
+        additional_tracker_config: Mapping[str, Any] | None = None,
+        batch_device_placement: bool = True,
+        prepare_batch: bool = True,
+        safe_steps: bool = True,
+        destroy_after_training: bool = True,
+        enable_prepare_logging: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.settings = SimpleNamespace(
+            **{name: value for name, value in locals().items() if name not in ("self", "kwargs")}
+        )
+        checks.tracker_arguments(kwargs, type(self))
+        self.run_arguments = kwargs
+        self.hps = HyperParameters.of(hps_config)
+        self.model_path = Path(model_path)
+        self.monitor = Monitor.of(monitor)
+        checks.settings(self.settings, self.monitor)
+        self.callbacks = [callback] if isinstance(callback, Callback) else list(callback or [])
+        self.state = TrainingState()
+        self.rules: dict[str, tuple[float | None, float | None]] = {}
+        self._began = False
+
+    @property
+    def track_name(self) -> str:
+        """The tracker's name for this work; default the last part of `model_path`."""
+        return self.settings.track_name or self.model_path.name
+
+    def register_model_saving(
+        self, model_saving: str, saving_below: float | None = None, saving_above: float | None = None
+    ) -> None:
+        """Keeps the best model by one more rule.
+
+        Args:
+            model_saving: `best_METRIC`, `best_METRIC@DATASET`, groups joined by `/`; `best_` may be left out.
+            saving_below: only values below count.
+            saving_above: only values above count.
+
+        Raises:
+            InvalidSetup: `fit` began, or the rule is there already.
+        """
+        if self._began:
+            raise InvalidSetup("register_model_saving comes before fit")
+        label = saving.canonical(model_saving)
+        if label in self.rules:
+            raise InvalidSetup(f"the rule {label!r} is registered already")
+        checks.bounds(label, saving_below, saving_above)
+        self.rules[label] = (saving_below, saving_above)
+
+    def fit(self, module: AcceleratorModule, train_dataset: Any = None, val_dataset: Any = None, **kwargs: Any) -> None:
+        """Trains, evaluates and saves; goes on from a checkpoint as `resume` says.
+
+        Raises:
+            TypeError: `module` is no AcceleratorModule, or keywords with a module that is built already.
+            FileNotFoundError: `resume=True` without a checkpoint.
+            IndexError: `resume` names a checkpoint that there is not.
+        """
+        if kwargs:
+            raise TypeError(f"fit takes keywords only for a model given by name: {', '.join(kwargs)}")
+        self._began = True
+        try:
+            running.run(self, module, train_dataset, val_dataset)
+        finally:
+            if self.settings.destroy_after_training and dist.is_initialized():
+                dist.destroy_process_group()
