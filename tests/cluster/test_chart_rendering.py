@@ -110,6 +110,22 @@ def test_no_role_allows_everything(objects: list[dict[str, Any]]) -> None:
                 assert rule["resourceNames"], role["metadata"]["name"]
 
 
+def test_the_launcher_may_do_what_the_guide_says_and_no_more() -> None:
+    objects = made("small")
+    roles = [each for each in objects if each["kind"] in ("Role", "ClusterRole")]
+    rules = [rule for role in roles if role["metadata"]["name"].endswith("-launcher") for rule in role["rules"]]
+    assert {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]} == {
+        "jobs": {"create", "get", "list", "watch", "delete"},
+        "pods": {"get", "list", "watch", "delete"},
+        "pods/log": {"get"},
+        "pods/exec": {"create", "get"},
+        "services": {"create"},
+        "events": {"list", "watch"},
+        "nodes": {"list", "watch"},
+        "tokenreviews": {"create"},
+    }
+
+
 def test_every_pod_has_a_budget_and_a_policy() -> None:
     objects = made("small")
     budgets = {each["metadata"]["name"] for each in objects if each["kind"] == "PodDisruptionBudget"}
