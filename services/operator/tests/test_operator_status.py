@@ -217,3 +217,13 @@ def test_a_resource_is_held_by_the_operators_finalizer() -> None:
     assert read(held).held
     assert read(held).deleting
     assert not read(body()).held
+
+
+def test_of_a_job_that_is_no_resource_only_the_newest_events_are_kept() -> None:
+    roster = Roster()
+    for seq in range(1, 1001):
+        roster.stray(pb.Event(seq=seq, kind="Job", object_id="j-1"))
+    tracked = roster.see(read(body()))
+    assert tracked is not None
+    kept = [each.seq for each in roster.bind(tracked, job(pb.JOB_STATE_RUNNING))]
+    assert kept == list(range(951, 1001))

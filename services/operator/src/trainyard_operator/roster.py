@@ -12,7 +12,7 @@ from trainyard_protos.v1 import scheduler_pb2 as pb
 from trainyard_operator import status
 from trainyard_operator.resource import Resource
 
-_STRAYS = 10_000
+_STRAYS, _STRAY_EVENTS = 10_000, 50
 
 
 @dataclass(slots=True)
@@ -109,8 +109,13 @@ class Roster:
         return self._strays.pop(job.id, [])
 
     def stray(self, event: pb.Event) -> None:
-        """Keeps an event of a job that is no resource's yet; the answer to its submission may be on its way."""
-        self._strays.setdefault(event.object_id, []).append(event)
+        """Keeps an event of a job that is no resource's yet; the answer to its submission may be on its way.
+
+        Most such jobs never are a resource's, however long they run: the oldest events give way.
+        """
+        events = self._strays.setdefault(event.object_id, [])
+        events.append(event)
+        del events[:-_STRAY_EVENTS]
         if len(self._strays) > _STRAYS:
             self._strays.popitem(last=False)
 
