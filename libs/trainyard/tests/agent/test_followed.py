@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.agent.followed import FollowedLog
+from trainyard.agent.followed import FILE_CLOCK_TICK_NS, FollowedLog
 from trainyard.agent.sources import Gap
 from trainyard.tracker import records
 from trainyard.tracker.writing import Log
@@ -140,6 +140,19 @@ def test_a_cut_is_the_same_whatever_was_read_or_given_back_meanwhile(counts, win
             last = min(changed + 1, now - 1)
             assert position == last + 1
             assert values == {"loss": last, "val": last // 10 * 10}
+
+
+def test_rows_of_earlier_steps_are_in_a_cut_though_the_file_looks_a_tick_older(small_segments):
+    log = log_with(Log(), 100)  # at one a nanosecond: all within one tick of the clock that stamps files
+    position, values = follow(small_segments, log).cut(40, step=80)
+    assert (position, values) == (81, {"loss": 80, "val": 80})
+
+
+def test_rows_of_earlier_steps_a_tick_later_were_logged_after_the_checkpoint(small_segments):
+    log = Log()
+    for second in range(10):  # another count of steps: far behind the checkpoint's
+        log.row(("epoch/loss",), second, second * FILE_CLOCK_TICK_NS, [second])
+    assert follow(small_segments, log).cut(4 * FILE_CLOCK_TICK_NS, step=1_000)[0] == 6
 
 
 def test_without_rows_the_cut_is_at_the_start(small_segments):

@@ -14,6 +14,9 @@ from trainyard.tracker.records import segment_path
 
 # In one look, so that nobody else has to wait for long.
 STRETCHES_PER_LOOK = 4
+# Files are stamped by a clock that moves once a tick of the kernel, so a file may look that much older than rows which
+# were logged before it was written: 10 ms with the slowest of kernels.
+FILE_CLOCK_TICK_NS = 10_000_000
 
 
 @dataclass(slots=True)
@@ -97,7 +100,8 @@ class FollowedLog:
         values there.
 
         That is behind the newest row written before the change, and behind rows right after it of the same step,
-        because a script may log a step just after saving it. Rows that may have been given back are never before it.
+        because a script may log a step just after saving it; also behind those of earlier steps within a tick, because
+        they were logged before it. Rows that may have been given back are never before it.
         """
         passed = [end for end in self._present if end.index > self._base.index and end.last_time_ns <= until_ns]
         start = passed[-1] if passed else self._base
@@ -133,8 +137,12 @@ def _first_beyond(stretch: Stretch, until_ns: int, step: int) -> int | None:
     found: list[int] = []
     for group in stretch.groups:
         rows = zip(group.numbers, _integers(group.times_ns()), _integers(group.steps()), strict=True)
-        found += islice((number for number, time_ns, at in rows if time_ns > until_ns and at != step), 1)
+        found += islice((number for number, time_ns, at in rows if _is_beyond(time_ns - until_ns, at - step)), 1)
     return min(found, default=None)
+
+
+def _is_beyond(later_ns: int, steps_on: int) -> bool:
+    return later_ns > (FILE_CLOCK_TICK_NS if steps_on < 0 else 0) and steps_on != 0
 
 
 def _integers(column: bytes) -> tuple[int, ...]:

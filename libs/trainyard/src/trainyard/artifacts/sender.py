@@ -105,12 +105,10 @@ class _Sender:
     async def _messages(self, page: Page, pieces: list[Piece]) -> AsyncIterator[pb.Chunk]:
         workspace = self._workspace
         for first, *more in _together(pieces):
-            yield pb.Chunk(
-                hash=first.hash,
-                data=page.bytes_of(first),
-                workspace=workspace,
-                more=[pb.Chunk(hash=piece.hash, data=page.bytes_of(piece)) for piece in more],
-            )
+            message = pb.Chunk(hash=first.hash, data=page.bytes_of(first), workspace=workspace)
+            for piece in more:  # in place: chunks given to the constructor would be encoded, decoded and copied
+                message.more.add(hash=piece.hash, data=page.bytes_of(piece))
+            yield message
             workspace = ""
 
 
