@@ -13,7 +13,7 @@ TESTS_AT_ONCE ?= -n 4 --dist loadfile --no-loadscope-reorder
 export UV_PYTHON_DOWNLOADS := never
 READY := $(VENV)/.ready
 
-.PHONY: help run up test test-all testbed lint format proto bench setup clean
+.PHONY: help run up test test-all testbed lint format proto bench dialects setup clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 16
@@ -62,6 +62,9 @@ proto: $(READY)  ## generate libs/protos from proto/
 
 bench: $(READY)  ## run every benchmark
 	@for b in scripts/bench/[a-z]*.py; do echo "== $$b"; $(VENV)/bin/python $$b || exit 1; done
+
+dialects: $(READY)  ## count the rows of other libraries' specifications that tests prove, and write docs/dialects
+	$(VENV)/bin/python -m scripts.dialects
 
 clean:  ## remove what make built
 	rm -rf $(VENV) .tools
