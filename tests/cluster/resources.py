@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
-from servicekit.cluster import Api, ApiError, load_configuration
+from trainyard.cluster import Api, ApiError, load_configuration
 from trainyard.home import read_endpoint
 
 from scripts.testbed.cluster.cluster import Cluster

@@ -4,11 +4,11 @@ import os
 from pathlib import Path
 
 from pydantic import Field
-from servicekit.cluster import load_configuration
 from servicekit.options import Options as ServiceOptions
 from servicekit.process import Context, Program, run
 from servicekit.settings import from_environment
 from trainyard.client.connection import Target
+from trainyard.cluster import load_configuration
 
 from trainyard_operator.app import Operator
 from trainyard_operator.settings import Settings

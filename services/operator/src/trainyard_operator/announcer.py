@@ -7,7 +7,7 @@ import logging
 from collections import deque
 from typing import Any
 
-from servicekit.cluster import Api, ApiError
+from trainyard.cluster import Api, ApiError
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
 from trainyard_operator import words

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 from kubernetes.client import Configuration
 from prometheus_client import CollectorRegistry, Gauge
-from servicekit.cluster import Api
 from trainyard.client.connection import Connection, Target
+from trainyard.cluster import Api
 
 from trainyard_operator.announcer import Announcer
 from trainyard_operator.controller import Controller

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 
-from servicekit.cluster import Api, ApiError
+from trainyard.cluster import Api, ApiError
 from trainyard.errors import Conflict, Exhausted, InvalidArgument, InvalidSpec, NotFound, YardError
 from trainyard_protos.v1 import scheduler_pb2 as pb
 

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 
-from servicekit.cluster import Limiter
+from trainyard.cluster import Limiter
 from trainyard.errors import YardError
 
 from trainyard_operator import progress, status

@@ -15,7 +15,7 @@ from typing import Any
 
 import kopf
 from kubernetes.client import Configuration
-from servicekit.cluster import authorization
+from trainyard.cluster import authorization
 from trainyard.spec.resource import GROUP, PLURAL, VERSION
 
 from trainyard_operator.resource import Resource, read

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
-from servicekit.cluster import Api, ApiError, load_configuration
+from trainyard.cluster import Api, ApiError, load_configuration
 from trainyard_protos.v1 import launcher_pb2, scheduler_pb2
 
 from trainyard_launcher.backend import (

@@ -13,8 +13,8 @@ import logging
 from collections.abc import AsyncIterator, Sequence
 
 import aiohttp
-from servicekit.cluster import Api, ApiError
 from servicekit.ids import new_id
+from trainyard.cluster import Api, ApiError
 
 from trainyard_launcher.backend import ShellRequest, StartError
 from trainyard_launcher.backends.kubernetes.manifests import AGENT_FOLDER, NODE_FOLDER, WORKER

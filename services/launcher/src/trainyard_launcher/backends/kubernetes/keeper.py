@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import Iterator
 
-from servicekit.cluster import Api, ApiError
+from trainyard.cluster import Api, ApiError
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_launcher.backend import NodeEnd, Observer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from servicekit.cluster import Api
+from trainyard.cluster import Api
 
 from trainyard_launcher.backend import JoinRefused
 from trainyard_launcher.backends.kubernetes.manifests import AUDIENCE

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from servicekit.cluster import Api, ApiError
+from trainyard.cluster import Api, ApiError
 
 from trainyard_launcher.scheduler import backoff
 
