@@ -68,6 +68,7 @@ def serve() -> None:
     import trainkit.checkpoints.saver
     import trainkit.loop.fit  # noqa: F401
 
+    sys.path.append(str(Path(__file__).parents[3]))  # the repository, as in pytest, for what tests' files share
     torch.set_num_threads(1)
     for number, line in enumerate(sys.stdin):
         request = {"number": number, **json.loads(line)}

@@ -1,0 +1,94 @@
+"""Where batches come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, SubsetRandomSampler
+
+from libs.trainkit.tests.dialects.accmt.bowl import (
+    Bowl,
+    Numbers,
+    Ordered,
+    Rows,
+    bowls,
+    fitted,
+    hps,
+    logged,
+    trainer,
+)
+
+# The module returns the values of a metric that most runs here do not have.
+pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
+
+
+class Own(Bowl):
+    def get_train_dataloader(self, dataset: Any) -> Any:
+        return DataLoader(bowls(40) if dataset is None else dataset, batch_size=8 if dataset is None else 3)
+
+
+@pytest.mark.spec("AC-007")
+@pytest.mark.spec("AC-008")
+@pytest.mark.spec("AC-080")
+def test_a_module_brings_its_own_loader(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "a", hps(epochs=1))
+    made.fit(Own())
+    assert made.state.global_step == 5
+    assert logged(tmp_path / "a", "val_loss") == {}
+    assert (tmp_path / "a" / "best_train_loss").is_dir() and not (tmp_path / "a" / "best_valid_loss").exists()
+    made, _ = fitted(tmp_path / "b", hps(epochs=1), module=Own())
+    assert made.state.global_step == 32
+    with pytest.raises(ValueError, match="no training data"):
+        trainer(tmp_path / "c").fit(Bowl())
+
+
+@pytest.mark.spec("AC-014")
+def test_every_epoch_has_its_own_order_and_every_run_the_same(tmp_path: Path) -> None:
+    orders = [fitted(tmp_path / str(at), module=Ordered(), train=Numbers())[1].order for at in range(2)]
+    first, second = orders[0][:96], orders[0][96:]
+    assert orders[0] == orders[1] and first != second
+    assert sorted(first) == sorted(second) == list(range(96))
+    _, plain = fitted(tmp_path / "p", hps(epochs=1), module=Ordered(), train=Numbers(), shuffle_train=False)
+    assert plain.order == list(range(96))
+
+
+@pytest.mark.spec("AC-015")
+def test_samplers_are_taken_one_after_the_other(tmp_path: Path) -> None:
+    samplers = [SubsetRandomSampler(range(10)), SubsetRandomSampler(range(50, 70))]
+    _, module = fitted(tmp_path, hps(epochs=1), module=Ordered(), train=Numbers(), sampler=samplers)
+    assert sorted(module.order[:10]) == list(range(10)) and sorted(module.order[10:]) == list(range(50, 70))
+
+
+@pytest.mark.spec("AC-016")
+def test_collate_functions_serve_one_loader_or_both(tmp_path: Path) -> None:
+    calls = {"train": 0, "val": 0}
+
+    def spy(name: str) -> Any:
+        def collate(samples: Any) -> Any:
+            calls[name] += 1
+            return torch.utils.data.default_collate(samples)
+
+        return collate
+
+    fitted(tmp_path, hps(epochs=1), collate_fn_train=spy("train"), collate_fn_val=spy("val"))
+    assert calls == {"train": 12, "val": 4}
+    with pytest.raises(ValueError, match="collate_fn"):
+        trainer(tmp_path, collate_fn=spy("train"), collate_fn_train=spy("train"))
+
+
+@pytest.mark.spec("AC-019")
+def test_only_training_drops_an_incomplete_batch(tmp_path: Path) -> None:
+    for drop, steps in ((False, 13), (True, 12)):
+        rows = Rows()
+        made, _ = fitted(
+            tmp_path / str(drop),
+            hps(epochs=1),
+            train=bowls(100),
+            val=bowls(33),
+            metrics=rows,
+            dataloader_drop_last=drop,
+        )
+        assert made.state.global_step == steps and rows.rows == [33]

@@ -1,0 +1,103 @@
+"""Two processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from trainkit.callbacks.weights import load_weights
+from trainkit.dialects.accmt.callbacks import Callback
+from trainkit.dialects.accmt.metrics import Metric, MetricParallel
+
+from libs.trainkit.tests.dialects.accmt.bowl import (
+    Bowl,
+    bowls,
+    hps,
+    logged,
+    trainer,
+)
+
+# The module returns the values of a metric that most runs here do not have.
+pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
+
+
+class Counts(Metric):
+    def compute(self, predicted: Tensor, wanted: Tensor) -> dict[str, float]:
+        import torch.distributed as dist
+
+        assert dist.get_rank() == 0
+        return {"accuracy": float(len(predicted))}
+
+
+class Mine(MetricParallel):
+    def compute(self, predicted: Tensor, wanted: Tensor) -> dict[str, float]:
+        import torch.distributed as dist
+
+        return {"mine": 1.0 - 0.5 * dist.get_rank()}
+
+
+class OnTwo(Bowl):
+    def training_step(self, batch: Any) -> Tensor:
+        import torch.distributed as dist
+
+        rank = dist.get_rank()
+        values = {"rank": torch.tensor(rank + 1.0), "plain": rank + 1.0}
+        self.log(values, step=self.state.global_step + 1)
+        self.log({"total": values["rank"]}, step=self.state.global_step + 1, reduction="sum")
+        return super().training_step(batch)
+
+    def validation_step(self, key: str, batch: Any) -> Any:
+        output = super().validation_step(key, batch)
+        return {**output, "mine": output["accuracy"]}
+
+
+def on_two_processes(folder: str) -> None:
+    import torch.distributed as dist
+    from trainkit.dialects.accmt.decorators import on_last_process, on_main_process
+
+    rank, calls = dist.get_rank(), list[str]()
+
+    class Guarded(Callback):
+        def on_fit_start(self) -> None:
+            calls.append("everywhere")
+            on_main_process(lambda: calls.append("main"))()
+            on_last_process(lambda: calls.append("last"))()
+
+    place = Path(folder) / "run"
+    made = trainer(
+        place,
+        hps(epochs=1),
+        callback=Guarded(),
+        metrics=[Counts("accuracy"), Mine("mine")],
+        destroy_after_training=False,
+    )
+    module = OnTwo()
+    made.fit(module, bowls(96), bowls(33))
+    assert made.state.global_step == 6 and abs(module.w - (2 - 2 * 0.8**6)) < 1e-5
+    assert calls == ["everywhere", "main" if rank == 0 else "last"]
+    assert made.state.additional_metrics["0"]["accuracy"] == 33
+    assert abs(made.state.additional_metrics["0"]["mine"] - 0.75) < 0.02
+    if rank == 0:
+        assert (
+            logged(place, "rank") == {6: 1.5}
+            and logged(place, "total") == {6: 3.0}
+            and logged(place, "plain") == {6: 1.0}
+        )
+        assert abs(float(load_weights(place / "best_valid_loss")["w"]) - module.w) < 1e-6
+    assert dist.is_initialized()
+    trainer(Path(folder) / "again", hps(epochs=1)).fit(Bowl(), bowls(96), bowls(32))
+    assert not dist.is_initialized()
+    raise SystemExit(0)  # there is no group left that could be closed after this
+
+
+@pytest.mark.spec("AC-009")
+@pytest.mark.spec("AC-056")
+@pytest.mark.spec("AC-089")
+@pytest.mark.spec("AC-069")
+@pytest.mark.spec("AC-088")
+@pytest.mark.spec("AC-101")
+def test_two_processes_share_batches_metrics_and_logs(forks: Any, tmp_path: Path) -> None:
+    forks.succeed(on_two_processes, tmp_path, processes=2)

@@ -1,0 +1,81 @@
+"""Checkpoints, and going on from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainkit.dialects.accmt.resuming import indices
+
+from libs.trainkit.tests.dialects.accmt.bowl import (
+    Noted,
+    Numbers,
+    Ordered,
+    Stop,
+    StopsAt,
+    fitted,
+    hps,
+    logged,
+    trainer,
+)
+
+# The module returns the values of a metric that most runs here do not have.
+pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
+
+
+@pytest.mark.spec("AC-057")
+@pytest.mark.spec("AC-058")
+@pytest.mark.spec("AC-060")
+def test_checkpoints_are_made_and_kept_as_asked(tmp_path: Path) -> None:
+    for at, off in enumerate(({"enable_checkpointing": False}, {"checkpoint_every": None})):
+        made, _ = fitted(tmp_path / f"off-{at}", **off)
+        assert made.state.num_checkpoints_made == 0 and not (tmp_path / f"off-{at}" / "checkpoints").exists()
+    cases: list[tuple[dict[str, Any], dict[int, int]]] = [
+        ({}, {3: 20}),
+        ({"multiple_checkpoints": True}, {0: 5, 1: 10, 2: 15, 3: 20}),
+        ({"multiple_checkpoints": True, "max_checkpoints": 2}, {2: 15, 3: 20}),
+    ]
+    for at, (options, kept) in enumerate(cases):
+        fitted(tmp_path / str(at), checkpoint_every="5st", **options)
+        found = indices(tmp_path / str(at) / "checkpoints")
+        assert {index: int(path.name.removeprefix("step-")) for index, path in found.items()} == kept
+    for text in ("epoch", "ep", "1epoch", "1ep", "1 ep", "2eps", "3steps", "3st", "4 evals"):
+        trainer(tmp_path, checkpoint_every=text)
+    for text in ("2 hours", "0ep", "-1ep", "1.5ep"):
+        with pytest.raises(ValueError):
+            trainer(tmp_path, checkpoint_every=text)
+
+
+@pytest.mark.spec("AC-061")
+def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint_every": "5st", "multiple_checkpoints": True, "log_every": 1}
+    numbers = hps(optim_kwargs={"lr": 0.01, "momentum": 0.9})
+    _, whole = fitted(tmp_path / "whole", numbers, module=Ordered(), train=Numbers(), **options)
+    with pytest.raises(Stop):
+        fitted(tmp_path / "cut", numbers, module=Ordered(), train=Numbers(), callback=StopsAt(17), **options)
+    noted = Noted()
+    made, rest = fitted(tmp_path / "cut", numbers, module=Ordered(), train=Numbers(), callback=noted, **options)
+    assert rest.seen[0][2] == 15 and made.state.global_step == 24
+    assert rest.w == whole.w and rest.order == whole.order[15 * 8 :]
+    for name in ("train_loss", "val_loss", "epoch"):
+        assert logged(tmp_path / "cut", name) == logged(tmp_path / "whole", name)
+    assert noted.calls.count("on_resume") == 1 and made.state.num_checkpoints_made == 4
+
+    made, module = fitted(tmp_path / "cut", numbers, module=Ordered(), train=Numbers(), resume=1, **options)
+    assert module.seen[0][2] == 10 and module.w == whole.w
+    made, module = fitted(tmp_path / "cut", numbers, module=Ordered(), train=Numbers(), resume=False, **options)
+    assert module.seen[0][2] == 0 and (tmp_path / "cut" / "checkpoints-1").is_dir()
+    with pytest.raises(IndexError, match="7"):
+        fitted(tmp_path / "cut", numbers, resume=7, **options)
+    with pytest.raises(FileNotFoundError):
+        fitted(tmp_path / "nothing", resume=True)
+
+
+@pytest.mark.spec("AC-063")
+def test_a_finished_run_goes_on_only_for_more_epochs(tmp_path: Path) -> None:
+    fitted(tmp_path)
+    _, module = fitted(tmp_path)
+    assert module.seen == []
+    made, module = fitted(tmp_path, hps(epochs=3))
+    assert len(module.seen) == 12 and made.state.global_step == 36

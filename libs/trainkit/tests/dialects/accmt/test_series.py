@@ -1,0 +1,62 @@
+"""What goes to trackers, and when."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from trainkit.dialects.accmt import Monitor
+
+from libs.trainkit.tests.dialects.accmt.bowl import (
+    Rows,
+    fitted,
+    hps,
+    logged,
+    trainer,
+)
+
+# The module returns the values of a metric that most runs here do not have.
+pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
+
+
+@pytest.mark.spec("AC-044")
+@pytest.mark.spec("AC-045")
+def test_the_training_loss_is_logged_as_a_mean_at_its_cadence(tmp_path: Path) -> None:
+    fitted(tmp_path / "epoch")
+    assert logged(tmp_path / "epoch", "train_loss")[12] == pytest.approx(0.921553, abs=1e-5)
+    fitted(tmp_path / "steps", log_every=3, grad_accumulation_steps=2, train_loss_metric_name="tl")
+    assert list(logged(tmp_path / "steps", "tl")) == [6, 12, 18, 24]
+    assert logged(tmp_path / "steps", "train_loss") == {}
+    with pytest.raises(ValueError, match="log_every"):
+        trainer(tmp_path, log_every=0)
+
+
+@pytest.mark.spec("AC-048")
+@pytest.mark.spec("AC-049")
+@pytest.mark.spec("AC-051")
+@pytest.mark.spec("AC-052")
+@pytest.mark.spec("AC-055")
+def test_the_monitor_switches_series(tmp_path: Path) -> None:
+    fitted(tmp_path / "default", metrics=Rows())
+    rows = [json.loads(line) for line in (tmp_path / "default" / "metrics.jsonl").read_text().splitlines()]
+    series = {name for row in rows for name in row} - {"step", "time"}
+    assert series == {"epoch", "train_loss", "val_loss", "accuracy", "other"}
+    assert logged(tmp_path / "default", "epoch") == {12: 0, 24: 1}
+    fitted(tmp_path / "other", monitor={"validation_loss": False, "checkpoint": True})
+    assert logged(tmp_path / "other", "val_loss") == {} and (tmp_path / "other" / "best_valid_loss").is_dir()
+    assert logged(tmp_path / "other", "checkpoint") == {12: 1, 24: 2}
+    assert Monitor.of({"learning_rate": True}) == Monitor(learning_rate=True)
+    with pytest.raises(ValueError, match=r"learning_rat.*did you mean"):
+        trainer(tmp_path, monitor={"learning_rat": True})
+
+
+@pytest.mark.spec("AC-050")
+@pytest.mark.spec("AC-053")
+def test_the_monitor_shows_rate_and_norm(tmp_path: Path) -> None:
+    numbers = hps(scheduler="StepLR", scheduler_kwargs={"step_size": 1, "gamma": 0.5}, step_scheduler_per_epoch=True)
+    monitor = Monitor(learning_rate=True, grad_norm=True)
+    fitted(tmp_path / "a", numbers, monitor=monitor)
+    assert logged(tmp_path / "a", "learning_rate") == {12: 0.1, 24: 0.05}
+    fitted(tmp_path / "b", monitor=monitor, log_every=1)
+    assert logged(tmp_path / "b", "grad_norm")[1] == 4.0
