@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from scripts.testbed.cluster import cgroups, kwok, processes, system
+from scripts.testbed.cluster import cgroups, kwok, network, processes, system
 from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.cluster.layout import Layout, Wrong
 from tests.testbed.kubernetes import Namespace, pod
@@ -69,6 +69,18 @@ def own_namespaces():
     return found - namespaces_of(psutil.Process())
 
 
+def cut_short_at(machine):
+    """As `network.connect`, which never gets to one machine."""
+    connect = network.connect
+
+    def connect_others(layout, name, pid):
+        if name == machine:
+            raise processes.Failed("cut short")
+        connect(layout, name, pid)
+
+    return connect_others
+
+
 @pytest.mark.parametrize("number", ["10", "-1", "two", ""])
 def test_the_number_of_a_cluster_is_checked(monkeypatch, number):
     monkeypatch.setenv("TRAINYARD_TESTBED_CLUSTER", number)
@@ -91,13 +103,17 @@ def test_down_leaves_nothing(own_cluster):
 
 
 @real
-def test_up_mends_a_cluster_that_was_killed_and_leaves_a_whole_one_alone(own_cluster):
+def test_up_mends_a_cluster_that_was_killed_and_leaves_a_whole_one_alone(own_cluster, monkeypatch):
     own_cluster.up()
     namespace = Namespace(own_cluster, "default")
     namespace.apply(pod("before", "echo before"))
     assert namespace.printed("before") == "before\n"
     processes.kill_all(f"{NUMBER}/")
     assert not own_cluster.whole()
+    with monkeypatch.context() as cut:
+        cut.setattr(network, "connect", cut_short_at(own_cluster.nodes[0]))
+        with pytest.raises(processes.Failed, match="cut short"):
+            own_cluster.up()
     own_cluster.up()
     assert own_cluster.whole()
     running = processes.leaders(f"{NUMBER}/")

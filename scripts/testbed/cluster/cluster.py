@@ -37,7 +37,7 @@ from scripts.testbed.cluster.layout import CONTROL, NODES, RUNTIME, Layout
 from scripts.testbed.cluster.node import Node
 
 # Changes with what `up` writes: a cluster that another version of this program made is taken down first.
-_FORMAT = "1"
+_FORMAT = "2"
 _KUBECTL_S = 600
 
 

@@ -47,16 +47,18 @@ class Machine:
         return processes.find(self._mark(_INIT)) is not None
 
     def boot(self) -> None:
-        """Switches it on, when it is off, and connects it to the bridge.
+        """Switches it on and connects it to the bridge, when it is not both already.
 
         Raises:
             processes.Failed: it does not come up.
         """
-        if self.on:
+        if self.on and self._connected.exists():
             return
+        self.off()  # a boot that was cut short leaves a machine without a network
         self.folder.mkdir(parents=True, exist_ok=True)
         ready = self.folder / "booted"
-        ready.unlink(missing_ok=True)
+        for stamp in (ready, self._connected):
+            stamp.unlink(missing_ok=True)
         script = "\n".join(self._boot_script(ready))
         unshare = ["unshare", *_NAMESPACES, "--fork", "--kill-child=KILL", "--propagation=slave", "--mount-proc"]
         log = self.layout.log(self.name, _INIT)
@@ -65,6 +67,7 @@ class Machine:
         if not ready.exists():
             raise processes.Failed(f"{self.name} did not boot:\n{processes.tail(log)}")
         network.connect(self.layout, self.name, self._pid())
+        self._connected.touch()
 
     def off(self) -> None:
         """Switches it off as a power cut would."""
@@ -128,6 +131,10 @@ class Machine:
         if unshare is None:
             raise processes.Failed(f"{self.name} is off")
         return unshare.children()[0].pid
+
+    @property
+    def _connected(self) -> Path:
+        return self.folder / "connected"
 
     def _mark(self, part: str) -> str:
         return f"{self.layout.number}/{self.name}/{part}"

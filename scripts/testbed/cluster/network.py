@@ -33,8 +33,7 @@ def connect(layout: Layout, machine: str, pid: int) -> None:
         pid: of a process in its network namespace.
     """
     link, address = layout.link(machine), layout.address(machine)
-    if _exists(link):
-        _ip("link", "delete", link)
+    _delete(link)
     _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", str(pid))
     _ip("link", "set", link, "master", layout.name, "up")
     inside = ["nsenter", f"--target={pid}", "--net", "--"]
@@ -49,8 +48,7 @@ def connect(layout: Layout, machine: str, pid: int) -> None:
 def remove(layout: Layout) -> None:
     """Takes away the bridge, the cables and so the routes; raises Failed."""
     for name in (*map(layout.link, (CONTROL, *NODES)), layout.name):
-        if _exists(name):
-            _ip("link", "delete", name)
+        _delete(name)
 
 
 def _routes(layout: Layout) -> Iterator[tuple[str, str]]:
@@ -62,6 +60,15 @@ def _routes(layout: Layout) -> Iterator[tuple[str, str]]:
 def _hardware_address(address: str) -> str:
     # Made from the address: a machine that boots again is where its neighbours remember it.
     return ":".join(["02", "00", *(f"{int(part):02x}" for part in address.split("."))])
+
+
+def _delete(device: str) -> None:
+    # The kernel takes the cable of a machine that was switched off away by itself, at a moment of its own.
+    try:
+        _ip("link", "delete", device)
+    except Failed:
+        if _exists(device):
+            raise
 
 
 def _exists(device: str) -> bool:

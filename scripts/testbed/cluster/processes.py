@@ -52,8 +52,10 @@ def launch(mark: str, command: list[str], log: Path, environ: Mapping[str, str] 
     program = shutil.which(command[0]) or command[0]
     with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
         files = [(os.POSIX_SPAWN_DUP2, file.fileno(), number) for number, file in enumerate((nothing, output, output))]
-        # Returns when the program is in place, and keeps no hold on it, as Popen would.
-        os.posix_spawn(program, command, settings, file_actions=files, setsid=True)
+        # Unlike Popen it keeps no hold on the process.
+        pid = os.posix_spawn(program, command, settings, file_actions=files, setsid=True)
+    # It returns a moment before the kernel shows the environment, and so the mark, of the new program.
+    _known[mark] = psutil.Process(pid)
 
 
 def find(mark: str) -> psutil.Process | None:
