@@ -17,9 +17,12 @@ accumulated steps, which is exact when batches hold different numbers of tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-from torch import Tensor
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from trainkit.loop.manual import Updates
 
 
 class Loss(NamedTuple):
@@ -45,3 +48,20 @@ class TrainingModule(Protocol):
     def training_step(self, batch: Any) -> StepOutput:
         """The loss of one batch."""
         ...
+
+
+class ManualModule(nn.Module):
+    """The base of modules whose `training_step` goes backward and updates by itself, as often as it likes.
+
+        def training_step(self, batch):
+            loss = self.loss_of(batch)
+            self.updates.backward(loss)
+            self.updates.step()
+            self.updates.zero_grad()
+            return loss                     # only logged
+
+    Attributes:
+        updates: `backward`, `step`, `step_optimizer`, `step_schedule`, `zero_grad`; there while a trainer runs.
+    """
+
+    updates: Updates

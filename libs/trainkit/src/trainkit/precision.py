@@ -35,10 +35,10 @@ class Precision:
         """Within it, operations compute in this format where that is safe."""
         return torch.autocast(self._device.type, self.dtype)
 
-    def backward(self, loss: Tensor) -> None:
+    def backward(self, loss: Tensor, **options: Any) -> None:
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        loss.backward()
+        loss.backward(**options)  # type: ignore[no-untyped-call]
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Gives gradients their true size before anything reads them."""

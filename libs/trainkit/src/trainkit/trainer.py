@@ -82,8 +82,13 @@ class Trainer:
         deterministic: refuses operations that are not repeatable bit for bit.
         non_finite: `raise` looks at the mean loss whenever it is logged and before a checkpoint; `skip` looks at every
             gradient and leaves out the update; `ignore` looks at nothing.
-        out_of_memory: `raise`, or `split` the batch in halves until it fits (needs batches that are tensors, sequences
-            or mappings of tensors along their first dimension).
+        out_of_memory: `raise`; or `retry` a step once after what could be freed was freed; or `split` the batch in
+            halves until it fits (needs batches that are tensors, sequences or mappings of tensors along their first
+            dimension).
+        place_batches: moves batches to the device; False leaves that to the module.
+        cast_batches: gives floating tensors of a batch the computation's format.
+        zero_gradients: after an update gradients become zeros instead of None: an optimizer then goes on with what a
+            step did not use, and memory stays taken.
         check_sync_every: how often processes compare their weights; None never.
         name: of the run, for trackers.
         parameters: plain settings that trackers store with the run.
@@ -114,7 +119,10 @@ class Trainer:
     recompute: Sequence[type[nn.Module]] = ()
     deterministic: bool = False
     non_finite: Literal["raise", "skip", "ignore"] = "raise"
-    out_of_memory: Literal["raise", "split"] = "raise"
+    out_of_memory: Literal["raise", "retry", "split"] = "raise"
+    place_batches: bool = True
+    cast_batches: bool = False
+    zero_gradients: bool = False
     check_sync_every: AnyDuration | None = None
     name: str = "run"
     parameters: Mapping[str, Any] = field(default_factory=dict)

@@ -104,7 +104,7 @@ class RunConfig:
         compile: compiles the module's forward.
         deterministic: refuses operations that are not repeatable bit for bit.
         non_finite: what a loss or gradient that is not finite leads to.
-        out_of_memory: whether a step that does not fit is split.
+        out_of_memory: whether a step that does not fit is tried again, or split.
         check_sync_every: how often processes compare their weights; null never.
         callbacks: what is called around everything, in this order: names in the catalogue, or types with arguments.
         trackers: where numbers go: names in the catalogue, or types with arguments.
@@ -131,7 +131,7 @@ class RunConfig:
     compile: bool = False
     deterministic: bool = False
     non_finite: Literal["raise", "skip", "ignore"] = "raise"
-    out_of_memory: Literal["raise", "split"] = "raise"
+    out_of_memory: Literal["raise", "retry", "split"] = "raise"
     check_sync_every: DurationText | None = None
     callbacks: tuple[Annotated[Component, OfKind("callback")], ...] = ()
     trackers: tuple[Annotated[Component, OfKind("tracker")], ...] = ()

@@ -1,4 +1,4 @@
-"""Steps that do not fit into memory: freed, tried again, then cut in halves until they fit.
+"""Steps that do not fit into memory: freed, tried again, then, if wanted, cut in halves until they fit.
 
 The gradients of earlier steps of the window are set aside while a step runs, so that a failed attempt leaves nothing
 behind; random numbers start from where they were. Nothing is communicated within a step: gradients meet at the end of
@@ -8,7 +8,7 @@ instead of leaving them waiting.
 
 from __future__ import annotations
 
-import gc
+import logging
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -19,17 +19,25 @@ from trainkit import random
 from trainkit.data.feed import leading
 from trainkit.errors import OutOfMemory
 from trainkit.loop.batches import halves
+from trainkit.memory import free, holders
 from trainkit.strategies.base import Strategy
+
+_log = logging.getLogger("trainkit")
 
 Attempt = Callable[[Any, float], Tensor]
 """Goes forward and backward on a part of a batch, which is this share of it; returns the mean loss."""
 
 
 class Recovery:
-    """Runs steps of one process."""
+    """Runs steps of one process.
 
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
+    Args:
+        strategy: the run's.
+        split: cut a step that does not fit the second time; else it fails.
+    """
+
+    def __init__(self, strategy: Strategy, *, split: bool = True) -> None:
+        self._strategy, self._split = strategy, split
         self.recovered = 0
         """Steps that did not fit at first."""
         self._most: int | None = None
@@ -38,7 +46,7 @@ class Recovery:
         """The mean loss of a batch, whose gradients are added to the window's.
 
         Raises:
-            OutOfMemory: not even a single sample fits.
+            OutOfMemory: it does not fit the second time; with `split`, not even a single sample.
         """
         if self._most is not None:
             return self._cut(batch, 1.0, attempt)
@@ -47,8 +55,32 @@ class Recovery:
         if loss is None:
             self.recovered += 1
             random.restore(state, self._strategy.device)
-            loss = self._cut(batch, 1.0, attempt)
+            _log.warning("a step does not fit into memory: what could be freed is, and it is tried again")
+            loss = self._cut(batch, 1.0, attempt) if self._split else self._tried(batch, 1.0, attempt)
+        if loss is None:
+            self._give_up("a step does not fit into memory, also not after what could be freed was freed")
         return loss
+
+    def evaluation_step(self, batch: Any) -> Any:
+        """An evaluation's step, which is tried a second time.
+
+        Raises:
+            OutOfMemory: it does not fit then either.
+        """
+        evaluate, state = self._strategy.evaluate, random.capture(self._strategy.device)
+        try:
+            return evaluate(batch)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+        free()
+        random.restore(state, self._strategy.device)
+        try:
+            return evaluate(batch)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(f"a step of an evaluation does not fit into memory: {error}\n{holders()}") from error
 
     def finish_window(self) -> None:
         """Lets gradients meet.
@@ -84,17 +116,17 @@ class Recovery:
             self._most = rows - rows // 2
         parts = halves(batch)
         if parts is None:
-            self._give_up()
+            self._give_up("a step does not fit into memory, not even with a single sample")
         (first, of_first), (second, of_second) = parts
         losses = [self._cut(first, share * of_first, attempt), self._cut(second, share * of_second, attempt)]
         return losses[0].detach() * of_first + losses[1].detach() * of_second
 
-    def _give_up(self) -> NoReturn:
+    def _give_up(self, problem: str) -> NoReturn:
         if self._strategy.world_size > 1:
             self._strategy.sum(torch.ones(1, device=self._strategy.device))
         raise OutOfMemory(
-            "a step does not fit into memory, not even with a single sample: use a smaller model or shorter samples, "
-            "recompute activations (recompute=[...]), or a strategy that shards (fsdp)"
+            f"{problem}: use smaller batches, a smaller model or shorter samples, recompute activations "
+            f"(recompute=[...]), or a strategy that shards (fsdp). Who holds the GPUs here:\n{holders()}"
         )
 
     def _set_aside(self) -> list[Tensor | None]:
@@ -113,10 +145,3 @@ class Recovery:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the device or the host could not give the memory that was asked for."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
-
-
-def free() -> None:
-    """Gives back what can be given back."""
-    gc.collect()
-    if torch.accelerator.is_available():
-        torch.accelerator.empty_cache()

@@ -69,6 +69,9 @@ class Strategy:
     holds_gradients = True
     """Whether parameters have their gradients when a window is complete."""
 
+    works_alone = True
+    """Whether a step can do without the other processes; see `alone`."""
+
     rank = 0
     local_rank = 0
     world_size = 1
@@ -116,17 +119,17 @@ class Strategy:
     def synchronise(self) -> None:
         """Averages the gradients over all processes."""
 
-    def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of `loss`."""
-        self.precision.backward(loss)
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Adds the gradients of `loss`; `options` are those of torch's `backward`."""
+        self.precision.backward(loss, **options)
 
     def step(self, optimizer: Optimizer) -> bool:
         """Updates the weights. False when the update was left out because of the loss scale."""
         return self.precision.step(optimizer)
 
-    def clear(self, optimizer: Optimizer) -> None:
-        """Forgets the gradients."""
-        optimizer.zero_grad()
+    def clear(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
+        """Forgets the gradients; False: makes them zeros."""
+        optimizer.zero_grad(set_to_none)
 
     def gradients(self) -> list[Tensor]:
         """The gradients that are there, local shards where sharded."""

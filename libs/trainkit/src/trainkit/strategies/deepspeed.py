@@ -39,6 +39,7 @@ class DeepSpeed(Distributed):
         stage: what is cut over the processes: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
         bucket_mb: gradients are sent in pieces of this size.
         persist_below: stage 3 keeps parameters of fewer elements whole, because gathering them takes longer.
+        quiet: DeepSpeed tells of warnings and errors alone, and not of what it prepares.
 
     Raises:
         InvalidSetup: there is no such stage.
@@ -46,11 +47,19 @@ class DeepSpeed(Distributed):
 
     name: ClassVar[str] = "deepspeed"
     stores_window: ClassVar[bool] = False
+    works_alone = False
 
-    def __init__(self, *, stage: Literal[0, 1, 2, 3] = 2, bucket_mb: float = 200, persist_below: int = 100_000) -> None:
+    def __init__(
+        self,
+        *,
+        stage: Literal[0, 1, 2, 3] = 2,
+        bucket_mb: float = 200,
+        persist_below: int = 100_000,
+        quiet: bool = True,
+    ) -> None:
         if stage not in (0, 1, 2, 3):
             raise InvalidSetup(f"DeepSpeed(stage={stage!r}): choose 0, 1, 2 or 3")
-        self.stage, self._bucket_mb, self._persist_below = stage, bucket_mb, persist_below
+        self.stage, self._bucket_mb, self._persist_below, self._quiet = stage, bucket_mb, persist_below, quiet
         self.resizable = self.holds_gradients = stage == 0
         self.holds_weights = stage < 3
         self._engine: Any = None
@@ -63,7 +72,7 @@ class DeepSpeed(Distributed):
         self._deepspeed: Any = require("deepspeed", "the strategy 'deepspeed'")
         # Only inference uses it, and it would be compiled at the first start, for minutes.
         require("deepspeed.ops", "the strategy 'deepspeed'").__compatible_ops__["deepspeed_shm_comm"] = False
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        logging.getLogger("DeepSpeed").setLevel(logging.WARNING if self._quiet else logging.INFO)
 
     def prepare(self, module: nn.Module, precision: Precision) -> None:
         self._check(module, precision)
@@ -131,17 +140,18 @@ class DeepSpeed(Distributed):
 
     def alone(self, batch: Any) -> Any:
         raise InvalidSetup(
-            "out_of_memory='split' needs steps that run without the other processes: with deepspeed use 'raise'"
+            "out_of_memory='retry' and 'split' need steps that run without the other processes: with deepspeed "
+            "use 'raise'"
         )
 
-    def backward(self, loss: Tensor) -> None:
-        self._engine.backward(loss)
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        self._engine.backward(loss, **options)
 
     def step(self, optimizer: Optimizer) -> bool:
         self._engine.step()
         return bool(self._engine.was_step_applied())
 
-    def clear(self, optimizer: Optimizer) -> None:
+    def clear(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
         zero = self._engine.optimizer
         zero.zero_grad()
         if self.stage:

@@ -30,6 +30,7 @@ class FSDP(Distributed):
 
     name: ClassVar[str] = "fsdp"
     stores_window: ClassVar[bool] = False
+    works_alone = False
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class FSDP(Distributed):
 
     def alone(self, batch: Any) -> Any:
         raise InvalidSetup(
-            "out_of_memory='split' needs steps that run without the other processes: with fsdp use 'raise'"
+            "out_of_memory='retry' and 'split' need steps that run without the other processes: with fsdp use 'raise'"
         )
 
     def settle(self) -> None:
