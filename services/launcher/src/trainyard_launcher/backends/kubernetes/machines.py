@@ -11,8 +11,9 @@ from trainyard_protos.v1 import common_pb2, scheduler_pb2
 from trainyard_launcher.settings import Settings
 
 _KEEP_AWAY = ("NoSchedule", "NoExecute")
-_BYTES = {f"{prefix}i": 2 ** (10 * power) for power, prefix in enumerate("KMGTPE", 1)}
-_BYTES |= {prefix: 10 ** (3 * power) for power, prefix in enumerate("kMGTPE", 1)}
+_UNITS: dict[str, float] = {f"{prefix}i": 2 ** (10 * power) for power, prefix in enumerate("KMGTPE", 1)}
+_UNITS |= {prefix: 10 ** (3 * power) for power, prefix in enumerate("kMGTPE", 1)}
+_UNITS |= {"m": 1e-3, "u": 1e-6, "n": 1e-9}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,37 +38,40 @@ def read(node: Mapping[str, Any]) -> Machine:
         name=str(node["metadata"]["name"]),
         ready=ready,
         open=not spec.get("unschedulable", False) and not tainted,
-        cpu=_cores(str(amounts.get("cpu", "0"))),
-        memory_bytes=_bytes(str(amounts.get("memory", "0"))),
+        cpu=amount(str(amounts.get("cpu", "0"))),
+        memory_bytes=int(amount(str(amounts.get("memory", "0")))),
         resources={name: int(value) for name, value in amounts.items() if "/" in name and str(value).isdigit()},
     )
 
 
-def offered(machines: Iterable[Machine], settings: Settings) -> list[scheduler_pb2.Machine]:
-    """What the scheduler may count on: the machines that take pods, less the agent's own share of each."""
+def offered(
+    machines: Iterable[Machine], settings: Settings, taken: Mapping[str, Mapping[str, float]] | None = None
+) -> list[scheduler_pb2.Machine]:
+    """What the scheduler may count on: the machines that take pods, less what others have of each and the agent's own
+    share.
+
+    Args:
+        taken: by machine, what pods of others ask for; amounts by the names of the resources.
+    """
     return [
-        scheduler_pb2.Machine(
-            name=each.name,
-            total=common_pb2.Resources(
-                cpu=max(each.cpu - settings.agent_cpu, 0),
-                memory_bytes=max(each.memory_bytes - settings.agent_memory, 0),
-                gpu=each.resources.get(settings.kubernetes_gpu_resource, 0),
-            ),
-        )
+        scheduler_pb2.Machine(name=each.name, total=_left(each, settings, (taken or {}).get(each.name, {})))
         for each in sorted(machines, key=lambda each: each.name)
         if each.ready and each.open
     ]
 
 
-def _cores(text: str) -> float:
-    for unit, factor in (("m", 1e-3), ("u", 1e-6), ("n", 1e-9)):
+def _left(machine: Machine, settings: Settings, taken: Mapping[str, float]) -> common_pb2.Resources:
+    gpu = settings.kubernetes_gpu_resource
+    return common_pb2.Resources(
+        cpu=max(machine.cpu - taken.get("cpu", 0) - settings.agent_cpu, 0),
+        memory_bytes=max(machine.memory_bytes - int(taken.get("memory", 0)) - settings.agent_memory, 0),
+        gpu=max(machine.resources.get(gpu, 0) - int(taken.get(gpu, 0)), 0),
+    )
+
+
+def amount(text: str) -> float:
+    """A quantity of Kubernetes as a number: "500m" is 0.5, "1Ki" is 1024."""
+    for unit, factor in _UNITS.items():
         if text.endswith(unit):
             return float(text.removesuffix(unit)) * factor
     return float(text)
-
-
-def _bytes(text: str) -> int:
-    for unit, factor in _BYTES.items():
-        if text.endswith(unit):
-            return int(float(text.removesuffix(unit)) * factor)
-    return int(float(text.removesuffix("m")) / 1000) if text.endswith("m") else int(float(text))

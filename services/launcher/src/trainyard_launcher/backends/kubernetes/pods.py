@@ -6,6 +6,7 @@ Pure: from the JSON of a pod to a few words. The words are those of `Exit.reason
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ _EVICTIONS = {
     "DeletionByPodGC": "its node is gone",
     "TerminationByKubelet": "its node ran out of memory or disk, or is shut down",
 }
+# The kubelet's words when a pod is over a limit of its own: nobody else needed the room.
+_OWN_LIMIT = re.compile(r"exceeds the (total )?limit|exceeded its local ephemeral storage limit")
 _MESSAGE_MOST = 1000
 
 
@@ -138,17 +141,23 @@ def mount_trouble(message: str) -> Trouble:
 def _trouble(status: Object) -> Trouble | None:
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return Trouble(
-                "Unschedulable",
-                f"no node takes its pod: {_short(condition.get('message', ''))}; it waits until one does: ask for "
-                "less, or change spec.kubernetes.nodeSelector and tolerations",
-            )
+            return _unscheduled(str(condition.get("message", "")))
     for container in _containers(status):
         waiting = container.get("state", {}).get("waiting", {})
         found = _waiting_trouble(container, str(waiting.get("reason", "")), str(waiting.get("message", "")))
         if found is not None:
             return found
     return None
+
+
+def _unscheduled(message: str) -> Trouble:
+    if "persistentvolumeclaim" in message.lower():  # is not there, or no volume is bound to it
+        return mount_trouble(message)
+    return Trouble(
+        "Unschedulable",
+        f"no node takes its pod: {_short(message)}; it waits until one does: ask for less, or change "
+        "spec.kubernetes.nodeSelector and tolerations",
+    )
 
 
 def _waiting_trouble(container: Object, reason: str, message: str) -> Trouble | None:
@@ -173,7 +182,7 @@ def _cause(metadata: Object, status: Object, end: Object) -> common_pb2.Exit | N
     """Why it ended or is about to, as far as the cluster says."""
     eviction = next((each for each in status.get("conditions", ()) if _is_disruption(each)), None)
     if status.get("reason") == "Evicted" or eviction is not None:
-        return _evicted(status, eviction or {})
+        return _evicted(status, eviction)
     if end.get("reason") == "OOMKilled":
         return common_pb2.Exit(
             reason="OutOfMemory", message="the node used more memory than its limit: raise spec.resources.memory"
@@ -194,10 +203,17 @@ def _is_disruption(condition: Object) -> bool:
     return bool(condition["type"] == "DisruptionTarget" and condition["status"] == "True")
 
 
-def _evicted(status: Object, condition: Object) -> common_pb2.Exit:
-    why = _EVICTIONS.get(str(condition.get("reason", "")), "the cluster needed its place")
-    message = _short(status.get("message", "") or condition.get("message", ""))
-    return common_pb2.Exit(reason="Evicted", message=f"its pod was evicted: {why}{f': {message}' if message else ''}")
+def _evicted(status: Object, condition: Object | None) -> common_pb2.Exit:
+    message = _short(status.get("message", "") or (condition or {}).get("message", ""))
+    because = f": {message}" if message else ""
+    if _OWN_LIMIT.search(message):
+        return common_pb2.Exit(
+            reason="Evicted",
+            message=f"its pod was evicted because it stored more than it may{because}; raise the sizeLimit in "
+            "spec.kubernetes.volumes or sharedMemory, or store less",
+        )
+    why = _EVICTIONS.get(str((condition or {}).get("reason", "")), "the cluster needed its place")
+    return common_pb2.Exit(reason="Evicted", message=f"its pod was evicted: {why}{because}")
 
 
 def _failed_start(status: Object, end: Object) -> common_pb2.Exit | None:

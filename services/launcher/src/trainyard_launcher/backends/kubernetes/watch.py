@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from trainyard.cluster import Api, ApiError
@@ -33,6 +33,7 @@ class Mirror(Generic[T]):
         keep: what is kept of an object; None for one that is of no interest.
         changed: called with the name and what was kept before and after; None for not there. Not called for what the
             first list finds.
+        key: of an object, from its metadata; its name alone unless told otherwise.
         params: selectors.
     """
 
@@ -42,10 +43,11 @@ class Mirror(Generic[T]):
         path: str,
         keep: Callable[[dict[str, Any]], T | None],
         changed: Callable[[str, T | None, T | None], None],
+        key: Callable[[Mapping[str, Any]], str] = lambda metadata: str(metadata["name"]),
         **params: str,
     ) -> None:
         self._api, self._path, self._params = api, path, params
-        self._keep, self._changed = keep, changed
+        self._keep, self._changed, self._key = keep, changed, key
         self._version = ""
         self.objects: dict[str, T] = {}
         self.synced = asyncio.Event()
@@ -81,7 +83,7 @@ class Mirror(Generic[T]):
             for each in answer["items"]:
                 kept = self._keep(each)
                 if kept is not None:
-                    found[each["metadata"]["name"]] = kept
+                    found[self._key(each["metadata"])] = kept
             if not answer["metadata"].get("continue"):
                 break
             page["continue"] = answer["metadata"]["continue"]
@@ -100,7 +102,7 @@ class Mirror(Generic[T]):
         self._version = each["metadata"]["resourceVersion"]
         if kind == "BOOKMARK":
             return
-        name = each["metadata"]["name"]
+        name = self._key(each["metadata"])
         kept = self._keep(each)
         before = self.objects.pop(name, None)
         if kind != "DELETED" and kept is not None:

@@ -1,0 +1,79 @@
+"""Finds the machines that are lost: by what the cluster says of them, their leases, and the silence of their agents.
+
+nodes' readiness, silence -> leases of the silent machines and of one that is well -> `losses` judges -> lost | held
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from trainyard.cluster import Api
+
+from trainyard_launcher.backends.kubernetes import losses
+from trainyard_launcher.backends.kubernetes.leases import Leases
+from trainyard_launcher.backends.kubernetes.losses import Judgement, Silences
+
+logger = logging.getLogger(__name__)
+
+_LEASE_S = 20  # two renewals that did not come
+HELD = "MachinesHeld"
+HELD_MESSAGE = (
+    "machine {} seems lost, but so do too many others at once, or no agent is heard at all: that is taken for trouble "
+    "of the network or of the cluster, and nothing is given up; if the machine is lost for good: kubectl delete node {}"
+)
+
+
+class Judge(Collector):
+    """Lives on the loop's thread; shows Prometheus what it found.
+
+    Args:
+        limit_s: how long counts as silence of an agent.
+        pool: of this launcher.
+    """
+
+    def __init__(self, api: Api, limit_s: float, pool: str) -> None:
+        self._leases, self._limit_s, self._pool = Leases(api, _LEASE_S), limit_s, pool
+        self._held = 0
+        self._lost_total = 0
+
+    async def judge(self, ready: Mapping[str, bool], silent_s: Silences, now: float) -> Judgement:
+        """What became of the machines that run agents; to be asked every few seconds.
+
+        Args:
+            ready: whether each node of the cluster is.
+            silent_s: for how long each agent has said nothing.
+            now: on a clock that only goes forward.
+        """
+        # Half of the silence that counts is enough to begin to look: what the leases say takes time to be seen.
+        quiet = losses.silent(silent_s, self._limit_s / 2)
+        wells = sorted(name for name, well in ready.items() if well and name not in quiet)
+        many = losses.disrupted({name: name not in quiet for name in ready})
+        witness = wells[0] if wells and not many else None
+        await self._leases.look(quiet, witness, now)
+        found = losses.judge(ready, self._leases.stale(quiet, witness), silent_s, self._limit_s)
+        self._count(found)
+        return found
+
+    def _count(self, found: Judgement) -> None:
+        if bool(found.held) != bool(self._held):
+            logger.warning("many machines seem lost at once", extra={"machines": len(found.held)})
+        self._held = len(found.held)
+        self._lost_total += len(found.lost)
+
+    def collect(self) -> Iterator[Metric]:
+        """One scrape."""
+        held = GaugeMetricFamily(
+            "trainyard_launcher_machines_held",
+            "Machines that seem lost and are not given up, because too many do at once",
+            labels=["pool"],
+        )
+        held.add_metric([self._pool], self._held)
+        yield held
+        lost = CounterMetricFamily(
+            "trainyard_launcher_machines_lost", "Machines of which agents were given up", labels=["pool"]
+        )
+        lost.add_metric([self._pool], self._lost_total)
+        yield lost

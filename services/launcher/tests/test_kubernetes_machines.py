@@ -1,0 +1,217 @@
+"""Which machines are lost, and what others take of the machines. `tests/cluster` has the real cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from trainyard.cluster import ApiError
+from trainyard_launcher.backends.kubernetes import foreign, losses, machines, pods
+from trainyard_launcher.backends.kubernetes.judge import Judge
+from trainyard_launcher.backends.kubernetes.leases import Leases
+from trainyard_launcher.settings import Settings
+
+LIMIT_S = 20
+
+
+class Kubelets:
+    """An API server that has the leases of kubelets, which renew them every ten seconds unless they are gone."""
+
+    def __init__(self, *names: str) -> None:
+        self.now = 0.0
+        self.gone: dict[str, float] = {}
+        self.names = names
+        self.asked: list[str] = []
+        self.refusal: ApiError | None = None
+
+    async def get(self, path: str, **_: str) -> dict[str, Any]:
+        name = path.rpartition("/")[2]
+        self.asked.append(name)
+        if self.refusal is not None:
+            raise self.refusal
+        renewed = min(self.now, self.gone.get(name, math.inf)) // 10 * 10
+        return {"spec": {"renewTime": f"{renewed}"}}
+
+    async def watch(self, leases: Leases, silent: str, *, for_s: int, witness: str | None = "well") -> None:
+        """Looks every second for a while."""
+        for _ in range(for_s):
+            self.now += 1
+            await leases.look({silent}, witness, self.now)
+
+
+@pytest.fixture
+def kubelets() -> Kubelets:
+    return Kubelets("silent", "well")
+
+
+@pytest.fixture
+def leases(kubelets: Kubelets) -> Leases:
+    return Leases(kubelets, LIMIT_S)  # type: ignore[arg-type]
+
+
+async def test_a_lease_that_is_not_renewed_is_stale(leases: Leases, kubelets: Kubelets) -> None:
+    kubelets.gone["silent"] = 0
+    await kubelets.watch(leases, "silent", for_s=LIMIT_S)
+    assert not leases.stale({"silent"}, "well")
+    await kubelets.watch(leases, "silent", for_s=LIMIT_S // 2)
+    assert leases.stale({"silent"}, "well") == {"silent"}
+
+
+async def test_a_lease_that_is_renewed_is_never_stale(leases: Leases, kubelets: Kubelets) -> None:
+    await kubelets.watch(leases, "silent", for_s=5 * LIMIT_S)
+    assert not leases.stale({"silent"}, "well")
+
+
+async def test_when_the_witness_is_not_renewed_either_it_is_the_cluster_that_stands_still(
+    leases: Leases, kubelets: Kubelets
+) -> None:
+    kubelets.gone |= {"silent": 0, "well": 0}
+    await kubelets.watch(leases, "silent", for_s=5 * LIMIT_S)
+    assert not leases.stale({"silent"}, "well")
+
+
+async def test_time_in_which_nobody_looked_makes_no_lease_stale(leases: Leases, kubelets: Kubelets) -> None:
+    """The API server was away, or this process stood still: kubelets could not renew, or need not have been seen."""
+    kubelets.gone["silent"] = 0
+    await kubelets.watch(leases, "silent", for_s=5)
+    kubelets.refusal = ApiError(0, "", "away")
+    await kubelets.watch(leases, "silent", for_s=5 * LIMIT_S)
+    kubelets.refusal = None
+    await kubelets.watch(leases, "silent", for_s=LIMIT_S // 2)
+    assert not leases.stale({"silent"}, "well")
+
+
+async def test_without_a_witness_or_the_right_nothing_is_asked_for_again(leases: Leases, kubelets: Kubelets) -> None:
+    await kubelets.watch(leases, "silent", for_s=LIMIT_S, witness=None)
+    assert kubelets.asked == []
+    kubelets.refusal = ApiError(403, "Forbidden", "may not get leases")
+    await kubelets.watch(leases, "silent", for_s=LIMIT_S)
+    assert sorted(kubelets.asked) == ["silent", "well"]
+
+
+async def judged(
+    kubelets: Kubelets, ready: Mapping[str, bool], silent_s: losses.Silences, for_s: int
+) -> tuple[losses.Judgement, CollectorRegistry]:
+    judge = Judge(kubelets, 15, "gpus")  # type: ignore[arg-type]
+    registry = CollectorRegistry()
+    registry.register(judge)
+    found = losses.Judgement()
+    for _ in range(for_s):
+        kubelets.now += 1
+        found = await judge.judge(ready, silent_s, kubelets.now)
+        if found.lost:
+            break
+    return found, registry
+
+
+async def test_a_silent_machine_is_lost_by_its_lease_before_kubernetes_says_not_ready(kubelets: Kubelets) -> None:
+    kubelets.gone["silent"] = 0
+    found, registry = await judged(kubelets, {"silent": True, "well": True}, {"silent": [30], "well": [1]}, 40)
+    assert found.lost == {"silent"}
+    assert kubelets.now < 30
+    assert registry.get_sample_value("trainyard_launcher_machines_lost_total", {"pool": "gpus"}) == 1
+
+
+async def test_a_silent_machine_whose_kubelet_is_well_is_not_lost(kubelets: Kubelets) -> None:
+    found, _ = await judged(kubelets, {"silent": True, "well": True}, {"silent": [30], "well": [1]}, 100)
+    assert found == losses.Judgement()
+
+
+async def test_nothing_is_asked_while_all_agents_are_heard(kubelets: Kubelets) -> None:
+    await judged(kubelets, {"silent": True, "well": True}, {"silent": [5], "well": [1]}, 100)
+    assert kubelets.asked == []
+
+
+async def test_when_most_machines_seem_lost_at_once_they_are_held_and_counted(kubelets: Kubelets) -> None:
+    ready = {f"m{index}": index == 0 for index in range(4)}
+    silent_s = {name: [1.0 if well else 99.0] for name, well in ready.items()}
+    found, registry = await judged(kubelets, ready, silent_s, 1)
+    assert (found.lost, found.held) == (frozenset(), {"m1", "m2", "m3"})
+    assert registry.get_sample_value("trainyard_launcher_machines_held", {"pool": "gpus"}) == 3
+
+
+async def test_when_most_machines_fall_silent_at_once_no_lease_counts(kubelets: Kubelets) -> None:
+    ready = {f"m{index}": True for index in range(4)}
+    kubelets.gone = {f"m{index}": 0 for index in range(1, 4)}
+    found, _ = await judged(kubelets, ready, {name: [1.0 if name == "m0" else 99.0] for name in ready}, 100)
+    assert found == losses.Judgement()
+    assert kubelets.asked == []
+
+
+# What others take
+
+
+def container(name: str = "main", **requests: str) -> dict[str, Any]:
+    return {"name": name, "resources": {"requests": requests}}
+
+
+def test_a_pod_of_somebody_else_takes_what_its_containers_ask_for() -> None:
+    spec = {
+        "nodeName": "node-1",
+        "containers": [container(cpu="500m", memory="1Gi"), {"name": "plain"}],
+        "initContainers": [
+            container("greedy", memory="3Gi"),
+            container("sidecar", cpu="250m") | {"restartPolicy": "Always"},
+        ],
+        "overhead": {"cpu": "10m"},
+    }
+    taken = foreign.read({"spec": spec})
+    assert taken.machine == "node-1"
+    assert taken.amounts == pytest.approx({"cpu": 0.76, "memory": 3 * 2**30})
+
+
+def test_a_container_that_has_limits_alone_asks_for_them() -> None:
+    gpus = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}}
+    assert foreign.read({"spec": {"nodeName": "one", "containers": [gpus]}}).amounts == {"nvidia.com/gpu": 2}
+
+
+def test_machines_offer_what_others_leave() -> None:
+    amounts = {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "4"}
+    node = machines.read(
+        {
+            "metadata": {"name": "one"},
+            "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": amounts},
+        }
+    )
+    others = foreign.total([foreign.Taken("one", {"cpu": 1, "nvidia.com/gpu": 1}), foreign.Taken("one", {"cpu": 0.5})])
+    [offered] = machines.offered([node], Settings(agent_cpu=0.5, agent_memory=0), others)
+    assert (offered.total.cpu, offered.total.memory_bytes, offered.total.gpu) == (2, 2**33, 3)
+    [nothing] = machines.offered([node], Settings(), {"one": {"cpu": 9, "memory": 2**40, "nvidia.com/gpu": 9}})
+    assert (nothing.total.cpu, nothing.total.memory_bytes, nothing.total.gpu) == (0, 0, 0)
+
+
+# What a pod's status means
+
+
+def status_of(status: dict[str, Any]) -> pods.Pod:
+    labels = {"trainyard.dev/attempt-id": "a1", "batch.kubernetes.io/job-completion-index": "0"}
+    found = pods.read({"metadata": {"name": "p", "uid": "u", "labels": labels}, "spec": {}, "status": status})
+    assert found is not None
+    return found
+
+
+def test_a_claim_that_is_not_there_is_a_matter_of_volumes() -> None:
+    message = '0/2 nodes are available: persistentvolumeclaim "sets" not found. preemption: none.'
+    condition = {"type": "PodScheduled", "status": "False", "message": message}
+    trouble = status_of({"phase": "Pending", "conditions": [condition]}).trouble
+    assert trouble is not None
+    assert trouble.reason == "VolumeUnavailable"
+    assert "spec.kubernetes.volumes" in trouble.message
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ('Usage of EmptyDir volume "scratch" exceeds the limit "1Mi". ', "raise the sizeLimit"),
+        ("Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ", "raise the sizeLimit"),
+        ("The node was low on resource: memory. ", "the cluster needed its place"),
+    ],
+)
+def test_an_eviction_says_whether_the_pod_was_over_a_limit_of_its_own(message: str, words: str) -> None:
+    cause = status_of({"phase": "Failed", "reason": "Evicted", "message": message}).cause
+    assert cause is not None
+    assert cause.reason == "Evicted"
+    assert words in cause.message
