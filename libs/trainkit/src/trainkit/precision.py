@@ -38,7 +38,7 @@ class Precision:
     def backward(self, loss: Tensor, **options: Any) -> None:
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
-        loss.backward(**options)  # type: ignore[no-untyped-call]
+        loss.backward(**options)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Gives gradients their true size before anything reads them."""
