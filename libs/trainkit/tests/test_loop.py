@@ -103,6 +103,13 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         duration(text)
 
 
+@pytest.mark.parametrize("option", ["max_duration", "evaluate_every"])
+def test_a_length_in_tokens_wants_steps_that_count_them(option: str) -> None:
+    options = {"evaluate": Loader(ones(8), 8), option: "5tok"}
+    with pytest.raises(InvalidStep, match=rf"{option} is counted in tokens.*return Loss\(sum, count\)"):
+        trainer(**options).fit()
+
+
 def test_durations_are_read_from_text() -> None:
     assert duration("1e9tok") == Tokens(10**9)
     assert duration("2eps") == duration("2 Epochs") == Epochs(2)
@@ -152,7 +159,7 @@ def test_hooks_are_called_in_the_order_that_the_documentation_gives() -> None:
     ).fit()
 
     step = ["on_step_start", "on_forward_end", "on_backward_end"]
-    update = ["on_update_start", "on_optimizer_end", "on_schedule_end", "on_update_end"]
+    update = ["on_update_start", "on_optimizer_end", "on_schedule_end", "on_clear_start", "on_update_end"]
     window = [*step, "on_step_end", *step, *update, "on_step_end"]
     evaluation = ["on_evaluation_start", "on_evaluation_step_start", "on_evaluation_step_end", "on_evaluation_end"]
     assert recorded.calls == [
@@ -162,6 +169,7 @@ def test_hooks_are_called_in_the_order_that_the_documentation_gives() -> None:
         *window,
         *evaluation,
         "on_epoch_end",
+        "on_epoch_done",
         "on_fit_end",
     ]
 
@@ -286,6 +294,20 @@ def test_a_loss_that_is_no_number_ends_the_run() -> None:
         trainer(module=Bursting(), log_every="5st").fit()
 
 
+def test_also_when_no_loss_is_logged() -> None:
+    reached: list[int] = []
+
+    class Counting(Callback):
+        def on_epoch_start(self, fit: Fit) -> None:
+            reached.append(fit.state.step)
+
+    with pytest.raises(NonFiniteLoss, match="became nan up to step 12"):
+        trainer(module=Bursting(), log_every=None, callbacks=[Counting()]).fit()
+    assert reached == [0]
+    with pytest.raises(NonFiniteLoss, match="became nan up to step 5"):
+        trainer(module=Bursting(), log_every=None, max_duration="5st").fit()
+
+
 def test_or_its_update_is_left_out() -> None:
     fit = trainer(module=Bursting(), non_finite="skip").fit()
 
@@ -371,7 +393,21 @@ def test_what_fails_while_an_error_is_told_hides_nothing(caplog: pytest.LogCaptu
         ({"train": []}, "no batch"),
         ({"schedule_per": "updates"}, "schedule_per='updates': choose one of update, epoch"),
         ({"non_finite": "rais"}, "non_finite='rais': choose one of raise, skip, ignore"),
-        ({"out_of_memory": "cut"}, "choose one of raise, split"),
+        ({"out_of_memory": "cut"}, "choose one of raise, retry, split"),
+        ({"module": Slope}, r"module is the class Slope: give an instance, Slope\(\.\.\.\)"),
+        ({"accumulate": "4"}, "accumulate has to be a whole number of at least 1, not '4'"),
+        ({"clip_norm": "1"}, "clip_norm has to be a number greater than 0, not '1'"),
+        ({"seed": 1.5}, "seed has to be a whole number"),
+        ({"schedule": "cosine"}, "schedule is a str: give what makes one"),
+        ({"train": 5}, "train is a int: give a trainkit.data.Loader, or any iterable of batches"),
+        ({"evaluate": {"held out": 5}}, r"evaluate\['held out'\] is a int"),
+        ({"callbacks": [Recorded]}, r"callbacks\[0\] is a class \(Recorded\), not an instance"),
+        ({"callbacks": Recorded()}, "callbacks is a Recorded: give a list"),
+        ({"trackers": ["tensorboard"]}, r"trackers\[0\] is a str: give a trainkit.Tracker"),
+        ({"metrics": [MeanMetric()]}, "metrics is a list: give them by the names"),
+        ({"checkpoints": "here"}, "checkpoints is a str: give trainkit.Checkpoints"),
+        ({"log_every": 10}, "log_every: 10 is not a duration"),
+        ({"max_duration": 3}, "max_duration: 3 is not a duration"),
         ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "optimizer is a SGD: give what makes one"),
         ({"max_duration": "2ev"}, "would never be reached"),
         ({"max_duration": "1e400st"}, "too large"),

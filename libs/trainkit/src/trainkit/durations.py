@@ -135,3 +135,7 @@ class Cadence:
             return False
         self.start(state)
         return True
+
+    def next_step(self, state: State) -> int:
+        """The first step at which it can be due. Only steps are known in advance; for other counters, the next one."""
+        return self._next if self._counter == "step" else state.step + 1

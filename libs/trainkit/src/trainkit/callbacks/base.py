@@ -10,11 +10,12 @@ The order within one run:
     on_fit_start, on_resume (only when a checkpoint was read)
       on_epoch_start
         on_step_start, on_forward_end, on_backward_end, on_step_end      every batch
-        on_update_start, on_optimizer_end, on_schedule_end, on_update_end    at the end of an accumulation window,
-                                                                             between on_backward_end and on_step_end
+        on_update_start, on_optimizer_end, on_schedule_end,                  at the end of an accumulation window,
+        on_clear_start, on_update_end                                        between on_backward_end and on_step_end
         on_evaluation_start, on_evaluation_step_start, on_evaluation_step_end, on_evaluation_end
       on_epoch_end                                                  after the epoch's evaluation, before its checkpoint
         on_checkpoint_start, on_checkpoint (when it is durable, at the end of a later step)
+      on_epoch_done                                                 after the epoch's checkpoint, if one was due
     on_fit_end, or on_error
 """
 
@@ -72,10 +73,13 @@ class Callback:
         """Gradients are complete: summed over processes, unscaled, clipped. `fit.grad_norm` is what it was."""
 
     def on_optimizer_end(self, fit: Fit) -> None:
-        """The weights are new; gradients are still there."""
+        """The weights are new; gradients are still there. Not called when the update was left out."""
 
     def on_schedule_end(self, fit: Fit) -> None:
         """The schedule was stepped."""
+
+    def on_clear_start(self, fit: Fit) -> None:
+        """Gradients are about to be cleared, also when their update was left out."""
 
     def on_update_end(self, fit: Fit) -> None:
         """Gradients are gone; `state.update` counts this update."""
@@ -103,6 +107,9 @@ class Callback:
 
     def on_epoch_end(self, fit: Fit) -> None:
         """`state.epoch` counts this epoch; its evaluation is done, its checkpoint comes next."""
+
+    def on_epoch_done(self, fit: Fit) -> None:
+        """The epoch's checkpoint was made, if one was due: nothing more comes of this epoch."""
 
     def on_fit_end(self, fit: Fit) -> None:
         """The run ended as it should, early or not."""

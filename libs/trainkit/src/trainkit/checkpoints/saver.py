@@ -8,8 +8,9 @@ process group of its own, so it cannot get in the way of gradients. One checkpoi
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Saver:
         self._rank, self._world = rank, world_size
         self._before_commit = before_commit
         self._group: Any = dist.new_group(backend="gloo") if world_size > 1 else None
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._thread: threading.Thread | None = None
         self._buffers: dict[str, Tensor] = {}
         self._pending: Future[Path] | None = None
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,7 @@ class Saver:
         own = split(snapshot.own, f"/ranks/{self._rank}", tensors)
         copies = self._copied(tensors)
         planner = Planner(tensors, copies, is_main=self._rank == 0)
-        self._pending = self._thread.submit(self._write, snapshot, shared, own, planner)
+        self._start(snapshot, shared, own, planner)
         if not self._policy.asynchronous:
             self.wait(keep=True)
 
@@ -71,11 +72,22 @@ class Saver:
         """
         return self.wait() if self._pending is not None and self._pending.done() else None
 
-    def wait(self, keep: bool = False) -> Path | None:
-        """Like `finished`, but waits for it. With `keep`, `finished` will still tell."""
+    @property
+    def busy(self) -> bool:
+        """Whether there is a checkpoint that `finished` or `wait` did not tell of yet."""
+        return self._pending is not None
+
+    def wait(self, keep: bool = False, timeout_s: float | None = None) -> Path | None:
+        """Like `finished`, but waits for it. With `keep`, `finished` will still tell.
+
+        Raises:
+            TimeoutError: it took longer than `timeout_s`; it is still in the making.
+        """
         if self._pending is None:
             return None
         pending = self._pending
+        if not wait([pending], timeout_s).done:
+            raise TimeoutError
         if not keep:
             self._pending = None
         try:
@@ -84,9 +96,28 @@ class Saver:
             self._pending = None
             raise CheckpointError(f"a checkpoint could not be written to {self.folder}: {error}") from error
 
+    def abandon(self) -> None:
+        """Gives up what is in the making: it ends with the process, and is no checkpoint until it is whole."""
+        self._pending = self._thread = None
+
     def close(self) -> None:
         """Lets the thread end. What was begun is completed."""
-        self._thread.shutdown(wait=True)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _start(self, snapshot: Snapshot, shared: Any, own: Any, planner: Planner) -> None:
+        future: Future[Path] = Future()
+
+        def write_it() -> None:
+            try:
+                future.set_result(self._write(snapshot, shared, own, planner))
+            except BaseException as error:
+                future.set_exception(error)
+
+        # A daemon, because a process whose time is up must not wait for it.
+        self._pending = future
+        self._thread = threading.Thread(target=write_it, name="checkpoint", daemon=True)
+        self._thread.start()
 
     def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         copies = {name: self._copy(name, tensor) for name, tensor in tensors.items()}

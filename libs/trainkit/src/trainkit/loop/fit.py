@@ -25,14 +25,16 @@ from torch import Tensor
 
 from trainkit.callbacks.base import HOOKS, overriding
 from trainkit.data.feed import Feed, feed
-from trainkit.durations import Cadence, Steps, duration
-from trainkit.errors import Interrupted, InvalidSetup, NonFiniteLoss
-from trainkit.loop import evaluation, snapshots
+from trainkit.durations import Cadence, Steps, Tokens, duration
+from trainkit.errors import Interrupted, InvalidSetup, InvalidStep, NonFiniteLoss
+from trainkit.loop import evaluation
 from trainkit.loop.batches import moved
+from trainkit.loop.checking import check
 from trainkit.loop.desync import compare
 from trainkit.loop.losses import Mean, loss_of
-from trainkit.loop.parts import cadence, check, named_sets, noted, run_context, totals, with_last
+from trainkit.loop.parts import cadence, named_sets, noted, run_context, totals, with_last
 from trainkit.loop.signals import Signals
+from trainkit.loop.window import Window
 from trainkit.module import Loss
 from trainkit.precision import Precision
 from trainkit.random import mixed, seed_everything
@@ -42,7 +44,7 @@ from trainkit.trackers.base import Outcome, Tracker
 from trainkit.trainer import Totals, Trainer
 
 if TYPE_CHECKING:
-    from trainkit.checkpoints.saver import Saver
+    from trainkit.loop.keeper import Keeper
     from trainkit.loop.recovery import Recovery
 
 
@@ -57,6 +59,7 @@ class Fit:
         need_grad_norm: set it in `on_fit_start` to have `grad_norm` without clipping.
         output: what the step returned.
         recovery: what looks after steps that do not fit into memory, or None.
+        window: how the losses of the present accumulation window are weighted.
         stop_reason: why the run ended early, or None.
     """
 
@@ -73,15 +76,12 @@ class Fit:
         self.resumed_step: int | None = None
         self.strategy = strategy(trainer.strategy)
         self.max_duration = duration(trainer.max_duration)
+        self.window: Window
         self._signals = Signals()
-        self._save_asked = False
         self._trackers: list[Tracker] = []
-        self._saver: Saver | None = None
+        self._keeper: Keeper | None = None
         self.recovery: Recovery | None = None
-        self._denominator: Tensor | float | None = None
-        self._sums = False
-        self._saved_at = -1
-        self._at_end = False
+        self._quiet_until = 0
         self._hooks = SimpleNamespace(**{hook: overriding(trainer.callbacks, hook) for hook in HOOKS})
         self._log_every: Cadence | None = None
         self._sync_every: Cadence | None = None
@@ -116,7 +116,9 @@ class Fit:
         for metric in trainer.metrics.values():
             metric.to(self.strategy.device)
         self.loss = Mean(self.strategy.device)
-        self._call("on_fit_start")
+        self._last_step = self.max_duration.count if isinstance(self.max_duration, Steps) else sys.maxsize
+        self.window = Window(self.feed, self.state, self.strategy, trainer.accumulate, self._last_step)
+        self.call("on_fit_start")
         if trainer.checkpoints is not None:
             self._open_checkpoints(closing)
         self._open_trackers()
@@ -127,7 +129,7 @@ class Fit:
         if self.trainer.evaluate_first and self.state.step == 0:
             self.evaluate()
         while not self._over():
-            self._call("on_epoch_start")
+            self.call("on_epoch_start")
             for batch, last in self._batches():
                 self._step(batch, last)
                 if self._after_step(last):
@@ -135,13 +137,12 @@ class Fit:
 
     def _finish(self) -> None:
         self.state.finished = True
+        self.refuse_non_finite()
         if self.trainer.evaluate_last and self.evaluated and self._evaluated_at != self.state.step:
             self.evaluate()
-        policy = self.trainer.checkpoints
-        if policy is not None and policy.at_end and self._saved_at != self.state.step:
-            self._save()
-        self._close_checkpoints()
-        self._call("on_fit_end")
+        if self._keeper is not None:
+            self._keeper.finish()
+        self.call("on_fit_end")
         self._close_trackers("stopped" if self.stop_reason else "finished")
 
     def _fail(self, error: BaseException) -> None:
@@ -162,15 +163,18 @@ class Fit:
     def stop(self, reason: str) -> None:
         """Ends the run at the end of this step's window. All processes have to ask for it at the same step."""
         self.stop_reason = reason
+        self._quiet_until = 0
 
     def checkpoint(self) -> None:
         """Makes a checkpoint at the end of this step's window. All processes have to ask for it at the same step."""
-        self._save_asked = True
+        if self._keeper is not None:
+            self._keeper.asked = True
+            self._quiet_until = 0
 
     def evaluate(self) -> dict[str, float]:
         """Evaluates on all sets now. All processes have to do it at the same step."""
         self._evaluated_at = self.state.step
-        self._call("on_evaluation_start")
+        self.call("on_evaluation_start")
         results = evaluation.run(self, self.evaluated, self.trainer.metrics)
         self.results.update(results)
         self.state.evaluations += 1
@@ -184,7 +188,7 @@ class Fit:
     def _batches(self) -> Iterator[tuple[Any, bool]]:
         """The rest of the epoch's batches, on the device, each with whether it is the last one."""
         state, steps = self.state, self.feed.steps(self.state.epoch)
-        self._regular_until = self._first_irregular(steps)
+        self.window.start_epoch(steps)
         batches = moved(self.feed.batches(state.epoch, state.position), self.strategy.device)
         found = False
         if steps is not None:
@@ -230,58 +234,38 @@ class Fit:
             The mean loss.
         """
         self.output = output = self._forward(batch)
-        loss = loss_of(output, "training_step")
+        # What most steps return is looked at first.
+        loss = output if type(output) is Tensor and not output.ndim else loss_of(output, "training_step")
         rows = self.feed.rows(self.state.position)
         if isinstance(loss, Loss):
             mean = loss.sum / loss.count if self._hooks.on_forward_end or self._hooks.on_step_end else loss.sum
             weighted = loss.sum if rows else loss.sum * 0
         else:
             mean = loss
-            weight = self._weight(rows) * share
+            weight = self.window.weight(rows) * share
             weighted = loss if weight == 1.0 else loss * weight
         for hook in self._hooks.on_forward_end:
             hook(self, mean)
         self.strategy.backward(weighted)
         if isinstance(loss, Loss):
-            self._count(loss, rows)
-        if self._log_every is not None:
+            self.window.count(loss, rows)
+        if self._adds:
             self.loss.add(loss, rows * share)
         for hook in self._hooks.on_backward_end:
             hook(self)
         return mean
 
-    def _count(self, loss: Loss, rows: int) -> None:
-        self._sums = True
-        if rows:
-            self._denominator = loss.count + (0 if self._denominator is None else self._denominator)
-
-    def _weight(self, rows: int) -> float:
-        """What a mean loss counts in its window: this batch's share of all its samples, times the processes, over which
-        gradients are averaged."""
-        if self.state.position < self._regular_until:
-            return self._regular_weight
-        first = self.state.position - self.state.window
-        steps = self.feed.steps(self.state.epoch)
-        end = first + min(self.trainer.accumulate, self._last_step - self.state.step + self.state.window)
-        end = end if steps is None else min(end, steps)
-        total = sum(self.feed.samples(position) for position in range(first, end))
-        return rows * self.strategy.world_size / total
-
-    def _first_irregular(self, steps: int | None) -> int:
-        """The position up to which all windows are full and all processes have equal shares."""
-        accumulate, state = self.trainer.accumulate, self.state
-        self._regular_weight = 1 / accumulate
-        if steps is None or self.feed.samples(0) % self.strategy.world_size:
-            return 0
-        end = min(steps - 1, state.position + self._last_step - state.step - 1)
-        return max(0, end // accumulate * accumulate)
-
     # An update
 
     def _update(self) -> None:
         trainer, optimizer = self.trainer, self.optimizer
-        if self._sums:
-            self._divide()
+        if self.window.sums:
+            self.window.divide()
+        elif self._needs_counts:
+            raise InvalidStep(
+                f"{self._needs_counts} is counted in tokens, and training_step returned a loss that says of none how "
+                "many it is over: return Loss(sum, count), or use another unit"
+            )
         self.strategy.precision.unscale(optimizer)
         if trainer.clip_norm is not None or self.need_grad_norm:
             self.grad_norm = self.strategy.clip(trainer.clip_norm)
@@ -294,6 +278,8 @@ class Fit:
                 self._step_schedule()
         else:
             self.state.skipped += 1
+        for hook in self._hooks.on_clear_start:
+            hook(self)
         self.strategy.clear(optimizer)
         self.state.update += 1
         for hook in self._hooks.on_update_end:
@@ -305,30 +291,20 @@ class Fit:
             return True
         return self.grad_norm is None or math.isfinite(self.grad_norm)
 
-    def _divide(self) -> None:
-        """Divides the gradients of sums by what was counted in the whole window, over all processes."""
-        count = torch.as_tensor(self._denominator or 0.0, dtype=torch.float64, device=self.strategy.device)
-        self._denominator, self._sums = None, False
-        total = float(self.strategy.sum(count))
-        self.state.tokens += round(total)
-        factor = self.strategy.world_size / total if total else 0.0
-        torch._foreach_mul_(self.strategy.gradients(), factor)
-
     def _step_schedule(self) -> None:
         assert self.schedule is not None
         self.schedule.step()
-        self._call("on_schedule_end")
+        self.call("on_schedule_end")
 
     # After a step
 
     def _after_step(self, last: bool) -> bool:
         """Does what is due. Returns whether the run is over."""
         state = self.state
+        if state.step < self._quiet_until and not last and not self._signals.asked:
+            return False
         if last:
-            state.epoch += 1
-            state.position = 0
-            if self.schedule is not None and self.trainer.schedule_per == "epoch":
-                self._step_schedule()
+            self._count_epoch()
         if self._log_every is not None and self._log_every.due(state):
             self._log_loss()
         if self._sync_every is not None and self._sync_every.due(state):
@@ -336,21 +312,37 @@ class Fit:
         if self._evaluate_every is not None and self._evaluate_every.due(state):
             self.evaluate()
         if last:
-            self._call("on_epoch_end")
+            self.call("on_epoch_end")
         if self._save_every is not None and self._save_every.due(state):
-            self._save_asked = True
+            self.checkpoint()
         over = self._over()
-        if self._saver is not None:
-            self._look_after_checkpoints(over)
+        if self._keeper is not None:
+            self._keeper.look(over)
+        if last:
+            self.call("on_epoch_done")
         if self._signals.asked and not over:
             self._interrupt()
+        self._quiet_until = self._next_due()
         return over
+
+    def _count_epoch(self) -> None:
+        self.state.epoch += 1
+        self.state.position = 0
+        if self.schedule is not None and self.trainer.schedule_per == "epoch":
+            self._step_schedule()
+        self.refuse_non_finite()
 
     def _over(self) -> bool:
         state = self.state
         if state.window:
             return False
         return self.stop_reason is not None or state.finished or self.max_duration.reached(state)
+
+    def _next_due(self) -> int:
+        """The first step at which anything can be due: after those before it, there is nothing to look at."""
+        if self.stop_reason is not None or (self._keeper is not None and self._keeper.busy):
+            return 0
+        return min(each.next_step(self.state) for each in self._rhythms)
 
     def _log_loss(self) -> None:
         total, weight = self.loss.over(self.strategy)
@@ -363,12 +355,22 @@ class Fit:
             )
         self.log({"train/loss": self.train_loss})
 
-    def _look_after_checkpoints(self, over: bool) -> None:
-        assert self._saver is not None
-        if self._save_asked and not self.state.window and not (over and self._at_end):
-            self._save()
-        if (path := self._saver.finished()) is not None:
-            self._tell_checkpoint(path)
+    def refuse_non_finite(self) -> None:
+        """Looks at the losses that were not logged yet, when the policy is to stop.
+
+        Raises:
+            NonFiniteLoss: one of them is no number.
+        """
+        if self.trainer.non_finite != "raise":
+            return
+        total, _ = self.loss.over(self.strategy)
+        if self._log_every is None:
+            self.loss.clear()
+        if not math.isfinite(total):
+            raise NonFiniteLoss(
+                f"the training loss became {total} up to step {self.state.step}, and no checkpoint is made of that: "
+                "lower the learning rate, set clip_norm, or pass non_finite='skip' to leave out such updates"
+            )
 
     def _interrupt(self) -> None:
         """Ends the run because a signal asked for it, at the same step on every process."""
@@ -376,64 +378,29 @@ class Fit:
             return
         if self.state.window and not self.strategy.stores_window:
             return
-        self._close_checkpoints(save=self._saver is not None and self._saved_at != self.state.step)
-        raise Interrupted(f"asked to end by {self._signals.name} at step {self.state.step}")
+        if self._keeper is not None:
+            self._keeper.last(self._signals.at)
+        text = f"asked to end by {self._signals.name} at step {self.state.step}"
+        raise KeyboardInterrupt(text) if self._signals.of_keyboard else Interrupted(text)
 
-    # Checkpoints
-
-    def _save(self) -> None:
-        assert self._saver is not None
-        self._save_asked = False
-        self._saved_at = self.state.step
-        if self._log_every is not None and self.trainer.non_finite == "raise":
-            self._refuse_non_finite()
-        self._call("on_checkpoint_start")
-        self.state.checkpoints += 1
-        self._saver.save(snapshots.take(self))
-
-    def _refuse_non_finite(self) -> None:
-        total, _ = self.loss.over(self.strategy)
-        if not math.isfinite(total):
-            raise NonFiniteLoss(
-                f"the training loss is {total} at step {self.state.step}; no checkpoint is made of that"
-            )
-
-    def _tell_checkpoint(self, path: Path) -> None:
+    def tell_checkpoint(self, path: Path) -> None:
+        """Tells callbacks that a checkpoint is durable."""
         for hook in self._hooks.on_checkpoint:
             hook(self, path)
 
     def _open_checkpoints(self, closing: ExitStack) -> None:
-        from trainkit.checkpoints.saver import Saver
+        from trainkit.loop.keeper import Keeper
 
-        policy = self.trainer.checkpoints
-        assert policy is not None
-        self._at_end = policy.at_end
-        folder = policy.place()
-        self._saver = Saver(
-            folder,
-            policy,
-            rank=self.strategy.rank,
-            world_size=self.strategy.world_size,
-            before_commit=self._flush_trackers,
-        )
-        closing.callback(self._saver.close)
-        source = snapshots.source(self.strategy, policy, folder)
-        if source is not None:
-            snapshots.load(self, source)
-            self.resumed_step = self._saved_at = self.state.step
-            self._call("on_resume")
-
-    def _close_checkpoints(self, save: bool = False) -> None:
-        if self._saver is None:
-            return
-        if save:
-            self._save()
-        if (path := self._saver.wait()) is not None:
-            self._tell_checkpoint(path)
+        assert self.trainer.checkpoints is not None
+        self._keeper = Keeper(self, self.trainer.checkpoints, closing)
+        if self._keeper.resume():
+            self.resumed_step = self.state.step
+            self.call("on_resume")
 
     # Parts
 
-    def _call(self, hook: str) -> None:
+    def call(self, hook: str) -> None:
+        """Calls a hook that gets nothing but the run."""
         for call in getattr(self._hooks, hook):
             call(self)
 
@@ -472,15 +439,20 @@ class Fit:
     def _start_cadences(self) -> None:
         trainer, state = self.trainer, self.state
         self._evaluated_at = state.step if self.resumed_step is not None and state.evaluations else -1
-        self._last_step = self.max_duration.count if isinstance(self.max_duration, Steps) else sys.maxsize
-        self._regular_until = 0
         self._log_every = cadence(trainer.log_every, state)
-        if self.evaluated:
-            self._evaluate_every = cadence(trainer.evaluate_every, state)
-        if trainer.checkpoints is not None:
-            self._save_every = cadence(trainer.checkpoints.every, state)
-        if self.strategy.world_size > 1:
-            self._sync_every = cadence(trainer.check_sync_every, state)
+        self._adds = self._log_every is not None or trainer.non_finite == "raise"
+        self._evaluate_every = cadence(trainer.evaluate_every if self.evaluated else None, state)
+        self._save_every = cadence(trainer.checkpoints.every if trainer.checkpoints is not None else None, state)
+        self._sync_every = cadence(trainer.check_sync_every if self.strategy.world_size > 1 else None, state)
+        named = {
+            "max_duration": Cadence(self.max_duration, state),
+            "log_every": self._log_every,
+            "evaluate_every": self._evaluate_every,
+            "Checkpoints(every=...)": self._save_every,
+            "check_sync_every": self._sync_every,
+        }
+        self._rhythms = [each for each in named.values() if each is not None]
+        self._needs_counts = next((name for name, each in named.items() if each and isinstance(each.every, Tokens)), "")
 
     def _open_trackers(self) -> None:
         if not self.strategy.is_main:
@@ -490,7 +462,8 @@ class Fit:
             tracker.open(context)
             self._trackers.append(tracker)
 
-    def _flush_trackers(self) -> None:
+    def flush_trackers(self) -> None:
+        """Returns when all rows so far are safe."""
         for tracker in self._trackers:
             tracker.flush()
 

@@ -36,28 +36,38 @@ def loss_of(output: Any, step: str) -> Tensor | Loss:
 
 
 class Mean:
-    """A mean over steps and processes, kept as a sum and a weight on the device so that adding never waits."""
+    """A mean over steps and processes, as a sum and a weight.
 
-    __slots__ = ("_sum", "_weight")
+    On the host they are numbers; on an accelerator they stay on the device, so that adding never waits for it.
+    """
+
+    __slots__ = ("_device", "_on_host", "_sum", "_weight")
 
     def __init__(self, device: torch.device) -> None:
-        self._sum = torch.zeros((), device=device)
+        self._device, self._on_host = device, device.type == "cpu"
+        self._sum: Any = 0.0 if self._on_host else torch.zeros((), device=device)
         self._weight: Tensor | float = 0.0
 
     def add(self, loss: Tensor | Loss, rows: float) -> None:
         """Adds a batch of `rows` samples."""
         if isinstance(loss, Loss):
             if rows:
-                self._sum.add_(loss.sum.detach())
+                self._add(loss.sum, 1.0)
                 self._weight = self._weight + loss.count
         else:
-            self._sum.add_(loss.detach(), alpha=rows)
+            self._add(loss, rows)
             self._weight += rows
+
+    def _add(self, loss: Tensor, weight: float) -> None:
+        if self._on_host:
+            self._sum += loss.item() * weight
+        else:
+            self._sum.add_(loss.detach(), alpha=weight)
 
     def partial(self) -> Tensor:
         """Sum and weight of this process: shape (2,), 64 bits."""
-        weight = torch.as_tensor(self._weight, device=self._sum.device)
-        return torch.stack([self._sum.double(), weight.double()])
+        parts = (self._sum, self._weight)
+        return torch.stack([torch.as_tensor(each, dtype=torch.float64, device=self._device) for each in parts])
 
     def over(self, strategy: Strategy) -> tuple[float, float]:
         """Sum and weight over all processes."""
@@ -68,9 +78,10 @@ class Mean:
 
     def load(self, values: Tensor) -> None:
         """Takes over what `partial` returned."""
-        self._sum.copy_(values[0])
+        self.clear()
+        self._sum += float(values[0])
         self._weight = float(values[1])
 
     def clear(self) -> None:
-        self._sum.zero_()
+        self._sum = 0.0 if self._on_host else self._sum.zero_()
         self._weight = 0.0

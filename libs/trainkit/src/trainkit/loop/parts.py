@@ -7,46 +7,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from trainkit.data.feed import Feed
-from trainkit.durations import AnyDuration, Cadence, Duration, Steps, duration
+from trainkit.durations import AnyDuration, Cadence, Duration, Steps
 from trainkit.errors import InvalidSetup
 from trainkit.state import State
 from trainkit.trackers.base import RunContext
 from trainkit.trainer import Totals, Trainer
 
 _log = logging.getLogger("trainkit")
-_WORDS = {
-    "schedule_per": ("update", "epoch"),
-    "non_finite": ("raise", "skip", "ignore"),
-    "out_of_memory": ("raise", "split"),
-}
-
-
-def check(trainer: Trainer) -> None:
-    """Refuses what cannot work, before anything is done."""
-    if not callable(getattr(trainer.module, "training_step", None)):
-        raise InvalidSetup(
-            f"{type(trainer.module).__name__} has no training_step(batch): give it one that returns the loss of a batch"
-        )
-    for setting, allowed in _WORDS.items():
-        if (word := getattr(trainer, setting)) not in allowed:
-            raise InvalidSetup(f"{setting}={word!r}: choose one of {', '.join(allowed)}")
-    if not callable(trainer.optimizer):
-        raise InvalidSetup(
-            f"optimizer is a {type(trainer.optimizer).__name__}: give what makes one from named parameters, for "
-            "instance partial(torch.optim.AdamW, lr=1e-3)"
-        )
-    if duration(trainer.max_duration).unit == "ev" and (trainer.evaluate is None or trainer.evaluate_every is None):
-        raise InvalidSetup(
-            f"max_duration={str(trainer.max_duration)!r} would never be reached, because nothing is evaluated: give "
-            "evaluate and evaluate_every, or another unit"
-        )
-    if trainer.accumulate < 1:
-        raise InvalidSetup(f"accumulate has to be at least 1, not {trainer.accumulate}")
-    if trainer.clip_norm is not None and not trainer.clip_norm > 0:
-        raise InvalidSetup(f"clip_norm has to be greater than 0, not {trainer.clip_norm}; None does not clip")
-    names = [callback.name for callback in trainer.callbacks]
-    if double := next((name for name in names if names.count(name) > 1), None):
-        raise InvalidSetup(f"two callbacks are called {double!r}: their states need different names, override `name`")
 
 
 def noted(call: Callable[..., None], *arguments: Any) -> None:

@@ -62,8 +62,8 @@ def _own(fit: Fit) -> dict[str, Any]:
     if fit.state.window:
         parameters = fit.module.named_parameters()
         own["gradients"] = {name: p.grad for name, p in parameters if p.grad is not None}
-        own["denominator"] = fit._denominator
-        own["sums"] = fit._sums
+        own["denominator"] = fit.window.denominator
+        own["sums"] = fit.window.sums
     return own
 
 
@@ -210,4 +210,4 @@ def _apply_own(fit: Fit, own: dict[str, Any], world_size: int) -> None:
         for name, p in fit.module.named_parameters():
             if name in own["gradients"]:
                 p.grad = own["gradients"][name].to(p.device)
-        fit._denominator, fit._sums = own["denominator"], own["sums"]
+        fit.window.denominator, fit.window.sums = own["denominator"], own["sums"]

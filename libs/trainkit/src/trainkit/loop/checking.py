@@ -1,0 +1,142 @@
+"""Refuses settings that cannot work, before anything is done: each message says what is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from trainkit.callbacks.base import Callback
+from trainkit.checkpoints.policy import Checkpoints
+from trainkit.durations import duration
+from trainkit.errors import InvalidSetup
+from trainkit.trackers.base import Tracker
+from trainkit.trainer import Trainer
+
+_WORDS = {
+    "schedule_per": ("update", "epoch"),
+    "non_finite": ("raise", "skip", "ignore"),
+    "out_of_memory": ("raise", "retry", "split"),
+}
+_CADENCES = ("evaluate_every", "log_every", "check_sync_every")
+
+
+def check(trainer: Trainer) -> None:
+    """Looks at every setting of a trainer.
+
+    Raises:
+        InvalidSetup: one cannot work, or two do not go together.
+    """
+    _check_module(trainer.module)
+    for setting, allowed in _WORDS.items():
+        if (word := getattr(trainer, setting)) not in allowed:
+            raise InvalidSetup(f"{setting}={word!r}: choose one of {', '.join(allowed)}")
+    _check_factories(trainer)
+    _check_numbers(trainer)
+    _check_data(trainer)
+    _check_durations(trainer)
+    _check_members(trainer)
+
+
+def _check_module(module: Any) -> None:
+    if isinstance(module, type):
+        raise InvalidSetup(f"module is the class {module.__name__}: give an instance, {module.__name__}(...)")
+    if not callable(getattr(module, "training_step", None)):
+        raise InvalidSetup(
+            f"{type(module).__name__} has no training_step(batch): give it one that returns the loss of a batch"
+        )
+    if not isinstance(module, nn.Module):
+        raise InvalidSetup(f"module is a {type(module).__name__}: give a torch.nn.Module")
+
+
+def _check_factories(trainer: Trainer) -> None:
+    if not callable(trainer.optimizer):
+        raise InvalidSetup(
+            f"optimizer is a {type(trainer.optimizer).__name__}: give what makes one from named parameters, for "
+            "instance partial(torch.optim.AdamW, lr=1e-3)"
+        )
+    if trainer.schedule is not None and not callable(trainer.schedule):
+        raise InvalidSetup(
+            f"schedule is a {type(trainer.schedule).__name__}: give what makes one from the optimizer and Totals, for "
+            "instance lambda optimizer, totals: CosineAnnealingLR(optimizer, totals.updates)"
+        )
+
+
+def _check_numbers(trainer: Trainer) -> None:
+    if not _whole(trainer.accumulate) or trainer.accumulate < 1:
+        raise InvalidSetup(f"accumulate has to be a whole number of at least 1, not {trainer.accumulate!r}")
+    if trainer.clip_norm is not None and (not _number(trainer.clip_norm) or not trainer.clip_norm > 0):
+        raise InvalidSetup(
+            f"clip_norm has to be a number greater than 0, not {trainer.clip_norm!r}; None does not clip"
+        )
+    if not _whole(trainer.seed):
+        raise InvalidSetup(f"seed has to be a whole number, not {trainer.seed!r}")
+
+
+def _check_data(trainer: Trainer) -> None:
+    sets: dict[str, Any] = {"train": trainer.train}
+    if isinstance(trainer.evaluate, Mapping):
+        sets.update({f"evaluate[{name!r}]": each for name, each in trainer.evaluate.items()})
+    elif trainer.evaluate is not None:
+        sets["evaluate"] = trainer.evaluate
+    for name, data in sets.items():
+        iterable = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+        if not iterable or isinstance(data, (str, bytes, type)):
+            raise InvalidSetup(f"{name} is a {_kind(data)}: give a trainkit.data.Loader, or any iterable of batches")
+
+
+def _check_durations(trainer: Trainer) -> None:
+    for name in _CADENCES:
+        if (every := getattr(trainer, name)) is not None:
+            _told(name, duration, every)
+    length = _told("max_duration", duration, trainer.max_duration)
+    if length.unit == "ev" and (trainer.evaluate is None or trainer.evaluate_every is None):
+        raise InvalidSetup(
+            f"max_duration={str(length)!r} would never be reached, because nothing is evaluated: give "
+            "evaluate and evaluate_every, or another unit"
+        )
+
+
+def _check_members(trainer: Trainer) -> None:
+    _each("callbacks", trainer.callbacks, Callback, "a trainkit.Callback")
+    _each("trackers", trainer.trackers, Tracker, "a trainkit.Tracker")
+    if not isinstance(trainer.metrics, Mapping):
+        raise InvalidSetup(
+            f"metrics is a {_kind(trainer.metrics)}: give them by the names that evaluation_step uses, as in "
+            "{'accuracy': MulticlassAccuracy(10)}"
+        )
+    if trainer.checkpoints is not None and not isinstance(trainer.checkpoints, Checkpoints):
+        raise InvalidSetup(
+            f"checkpoints is a {_kind(trainer.checkpoints)}: give trainkit.Checkpoints(folder=..., every=...), or None"
+        )
+    names = [callback.name for callback in trainer.callbacks]
+    if double := next((name for name in names if names.count(name) > 1), None):
+        raise InvalidSetup(f"two callbacks are called {double!r}: their states need different names, override `name`")
+
+
+def _each(setting: str, given: Any, kind: type, wanted: str) -> None:
+    if not isinstance(given, (list, tuple)):
+        raise InvalidSetup(f"{setting} is a {_kind(given)}: give a list")
+    for at, each in enumerate(given):
+        if not isinstance(each, kind):
+            raise InvalidSetup(f"{setting}[{at}] is a {_kind(each)}: give {wanted}")
+
+
+def _told(setting: str, read: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return read(value)
+    except InvalidSetup as error:
+        raise InvalidSetup(f"{setting}: {error}") from None
+
+
+def _kind(value: Any) -> str:
+    return f"class ({value.__name__}), not an instance" if isinstance(value, type) else type(value).__name__
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

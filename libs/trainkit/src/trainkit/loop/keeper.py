@@ -1,0 +1,103 @@
+"""The checkpoints of a run: opened, made when they are due, completed at the end."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from trainkit.checkpoints.policy import Checkpoints
+from trainkit.checkpoints.saver import Saver
+from trainkit.errors import Interrupted
+from trainkit.loop import snapshots
+
+if TYPE_CHECKING:
+    from trainkit.loop.fit import Fit
+
+
+class Keeper:
+    """Makes the checkpoints of one run.
+
+    Attributes:
+        asked: a checkpoint is to be made at the end of this window.
+        saved_at: the step of the last one, or -1.
+    """
+
+    def __init__(self, fit: Fit, policy: Checkpoints, closing: ExitStack) -> None:
+        self._fit, self._policy = fit, policy
+        self._folder = policy.place()
+        self._saver = Saver(
+            self._folder,
+            policy,
+            rank=fit.strategy.rank,
+            world_size=fit.strategy.world_size,
+            before_commit=fit.flush_trackers,
+        )
+        closing.callback(self._saver.close)
+        self.asked = False
+        self.saved_at = -1
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to look at after the next step, whatever is due then."""
+        return self.asked or self._saver.busy
+
+    def resume(self) -> bool:
+        """Puts the run where its newest checkpoint was taken. Returns whether there is one."""
+        source = snapshots.source(self._fit.strategy, self._policy, self._folder)
+        if source is None:
+            return False
+        snapshots.load(self._fit, source)
+        self.saved_at = self._fit.state.step
+        return True
+
+    def look(self, over: bool) -> None:
+        """Makes a checkpoint when one was asked for, and tells of one that became durable."""
+        if self.asked and not self._fit.state.window and not (over and self._policy.at_end):
+            self.save()
+        if (path := self._saver.finished()) is not None:
+            self._fit.tell_checkpoint(path)
+
+    def save(self) -> None:
+        """Makes a checkpoint now."""
+        fit = self._fit
+        self.asked = False
+        self.saved_at = fit.state.step
+        fit.refuse_non_finite()
+        fit.call("on_checkpoint_start")
+        fit.state.checkpoints += 1
+        self._saver.save(snapshots.take(fit))
+
+    def finish(self) -> None:
+        """Completes what is in the making; before that, makes the one at the end that the policy wants."""
+        if self._policy.at_end and self.saved_at != self._fit.state.step:
+            self.save()
+        if (path := self._saver.wait()) is not None:
+            self._fit.tell_checkpoint(path)
+
+    def last(self, asked_at: float) -> None:
+        """Makes the last checkpoint of a run that was asked to end at this time (of `time.monotonic`).
+
+        Raises:
+            Interrupted: it was not durable within the grace period. What was begun is given up.
+        """
+        deadline = asked_at + self._policy.grace_s
+        if self.saved_at != self._fit.state.step:
+            self._complete(deadline)
+            self.save()
+        self._complete(deadline)
+
+    def _complete(self, deadline: float) -> None:
+        left = deadline - time.monotonic() if math.isfinite(deadline) else None
+        try:
+            path = self._saver.wait(timeout_s=left)
+        except TimeoutError:
+            self._saver.abandon()
+            raise Interrupted(
+                f"asked to end at step {self._fit.state.step}, and its checkpoint was not durable within "
+                f"grace_s={self._policy.grace_s:g} seconds: the run goes on from the one before; give it more time, or "
+                "make checkpoints more often"
+            ) from None
+        if path is not None:
+            self._fit.tell_checkpoint(path)
