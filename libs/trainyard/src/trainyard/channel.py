@@ -42,21 +42,25 @@ def is_loopback(endpoint: str) -> bool:
         return False
 
 
-def connect(endpoint: str, token: str | Callable[[], str], ca_file: Path | None = None) -> grpc.aio.Channel:
+def connect(
+    endpoint: str, token: str | Callable[[], str], ca: Path | bytes | None = None, server_name: str = ""
+) -> grpc.aio.Channel:
     """A channel to `host:port` that carries a bearer token on every call.
 
     Args:
         endpoint: `host:port`.
         token: the token, or a function that returns the one to use now (attempt tokens are renewed).
-        ca_file: root certificate (PEM). Needed beyond loopback.
+        ca: root certificate (PEM), or its file. Needed beyond loopback.
+        server_name: whose certificate is expected; "" for the endpoint's host.
 
     Raises:
-        ValueError: the address is beyond loopback and there is no `ca_file`.
-        OSError: `ca_file` cannot be read.
+        ValueError: the address is beyond loopback and there is no `ca`.
+        OSError: the file of `ca` cannot be read.
     """
-    if ca_file is not None:
-        credentials = grpc.ssl_channel_credentials(ca_file.read_bytes())
-        channel = grpc.aio.secure_channel(endpoint, credentials, options=OPTIONS)
+    if ca is not None:
+        credentials = grpc.ssl_channel_credentials(ca.read_bytes() if isinstance(ca, Path) else ca)
+        named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
+        channel = grpc.aio.secure_channel(endpoint, credentials, options=(*OPTIONS, *named))
     elif is_loopback(endpoint):
         channel = grpc.aio.insecure_channel(endpoint, options=OPTIONS)
     else:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import pytest
 
 from libs.trainyard.tests.cli.commandline import run
 
@@ -31,3 +34,76 @@ async def test_a_context_that_does_not_exist_is_named_with_those_that_do(tmp_pat
 async def test_an_empty_token_is_refused(tmp_path: Path) -> None:
     arguments = ("context", "add", "lab", "--endpoint", "127.0.0.1:9", "--token-file", "-")
     assert (await run(*arguments, TRAINYARD_HOME=str(tmp_path))).code == 2
+
+
+async def test_a_release_of_the_chart_is_added_by_its_name(tmp_path: Path) -> None:
+    home = {"TRAINYARD_HOME": str(tmp_path)}
+    words = ("--release", "yard", "--namespace", "trainyard", "--kube-context", "big")
+    added = await run("context", "add", "lab", *words, **home)
+    assert (added.code, added.lines[0]) == (0, "lab is release yard in namespace trainyard (kube context big)")
+    listed = json.loads((await run("context", "list", "-o", "json", **home)).out)
+    assert listed[1] == {
+        "name": "lab",
+        "endpoint": "",
+        "release": "yard",
+        "namespace": "trainyard",
+        "kube_context": "big",
+        "kubeconfig": "",
+        "current": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (),
+        ("--endpoint", "127.0.0.1:9"),
+        ("--endpoint", "127.0.0.1:9", "--token-file", "-", "--release", "yard"),
+        ("--endpoint", "127.0.0.1:9", "--token-file", "-", "--namespace", "trainyard"),
+        ("--release", "yard", "--ca-file", "ca.crt"),
+    ],
+)
+async def test_what_cannot_go_together_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+    ended = await run("context", "add", "lab", *words, stdin="secret", TRAINYARD_HOME=str(tmp_path))
+    assert ended.code == 2
+    assert not (tmp_path / "contexts.json").exists()
+
+
+async def test_a_kube_context_that_does_not_exist_is_told_before_anything_is_tried(tmp_path: Path) -> None:
+    home = {"TRAINYARD_HOME": str(tmp_path), "TRAINYARD_CONTEXT": "lab"}
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(KUBECONFIG))
+    words = ("--release", "yard", "--kubeconfig", str(kubeconfig), "--kube-context")
+    assert (await run("context", "add", "lab", *words, "big", **home)).code == 0
+    ended = await run("jobs", **home)
+    assert ended.code == 3
+    assert "big" in ended.err
+    assert "kubectl config get-contexts" in ended.err
+
+
+async def test_a_cluster_that_does_not_answer_is_told(tmp_path: Path) -> None:
+    home = {"TRAINYARD_HOME": str(tmp_path), "TRAINYARD_CONTEXT": "lab"}
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(json.dumps(KUBECONFIG))
+    words = ("--release", "yard", "--kubeconfig", str(kubeconfig))
+    assert (await run("context", "add", "lab", *words, **home)).code == 0
+    ended = await run("run", "-", stdin=JOB, **home)
+    assert ended.code == 4
+    assert "release yard in namespace default: the cluster does not answer" in ended.err
+    assert f"kubectl --kubeconfig {kubeconfig} --namespace default get pods" in ended.err
+
+
+KUBECONFIG = {
+    "apiVersion": "v1",
+    "kind": "Config",
+    "clusters": [{"name": "small", "cluster": {"server": "http://127.0.0.1:9"}}],  # nobody listens there
+    "users": [{"name": "me", "user": {}}],
+    "contexts": [{"name": "small", "context": {"cluster": "small", "user": "me"}}],
+    "current-context": "small",
+}
+JOB = """
+apiVersion: trainyard.dev/v1alpha1
+kind: TrainingJob
+metadata: {name: hello}
+spec: {runtime: process, command: [echo, hello]}
+"""

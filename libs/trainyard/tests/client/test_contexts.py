@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from trainyard import errors
 from trainyard.client.connection import find
-from trainyard.client.contexts import LOCAL, Context, Contexts
+from trainyard.client.contexts import LOCAL, Context, Contexts, Release
 
 LAB = Context("lab.example.com:443", "secret", "/etc/lab.crt")
+CLUSTER = Release("yard", "trainyard", "big", "/etc/kubeconfig", "secret")
 
 
 def known(folder: Path, **environ: str) -> Contexts:
@@ -27,6 +28,21 @@ def test_a_context_is_kept_and_used(tmp_path: Path) -> None:
     known(tmp_path / "home").use("lab")
     assert known(tmp_path / "home").chosen() == LAB
     assert known(tmp_path / "home").names == [LOCAL, "lab"]
+
+
+def test_the_release_of_a_chart_is_kept_beside_addresses(tmp_path: Path) -> None:
+    known(tmp_path).add("lab", LAB)
+    known(tmp_path).add("cluster", CLUSTER)
+    known(tmp_path).use("cluster")
+    assert known(tmp_path).chosen() == CLUSTER
+    assert known(tmp_path).get("lab") == LAB
+    assert "secret" not in repr(CLUSTER) + str(CLUSTER)
+
+
+@pytest.mark.parametrize("release", [Release("Yard", "a"), Release("yard", ""), Release("", "a"), Release("a/b", "a")])
+def test_a_release_or_namespace_that_cannot_be_is_refused(tmp_path: Path, release: Release) -> None:
+    with pytest.raises(errors.InvalidArgument, match="no name of a release or a namespace"):
+        known(tmp_path).add("lab", release)
 
 
 def test_tokens_are_for_their_user_alone(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from trainyard import channel, errors, home
-from trainyard.client.contexts import Contexts
+from trainyard.client.contexts import Contexts, Release
 from trainyard.client.statuses import from_rpc
 
 if TYPE_CHECKING:
@@ -28,11 +28,17 @@ if TYPE_CHECKING:
     from trainyard_protos.v1.scheduler_pb2_grpc import SchedulerServiceAsyncStub
     from trainyard_protos.v1.yard_pb2_grpc import YardServiceAsyncStub
 
+    from trainyard.client.forward import Forward
+
 CALL_DEADLINE_S = 30.0
 RECONNECT_S = 8.0
 """How long a call waits for a connection that was lost before; more than the channel's own pause between tries."""
 PATIENCE_S = 30.0
-"""How long a stream waits for a yard that went away without saying so."""
+"""How long a stream waits for a yard of this machine that went away without saying so."""
+PATIENCE_ELSEWHERE_S = 300.0
+"""The same for a yard elsewhere: a cluster takes its time to bring a gateway to another machine."""
+NO_YARD = "NoYard"
+"""Reason of the error when no yard is named and none runs on this machine."""
 
 Answer = TypeVar("Answer")
 
@@ -47,6 +53,8 @@ class Target:
     home: Path | None = None
     """Folder of the yard when it runs on this machine."""
     ephemeral: bool = False
+    release: Release | None = None
+    """The release whose yard it is, when it is reached through a cluster: it says the rest once it is connected."""
 
 
 def find(endpoint: str | None = None, token: str | None = None, ca_file: Path | None = None) -> Target:
@@ -66,11 +74,13 @@ def find(endpoint: str | None = None, token: str | None = None, ca_file: Path | 
         return Target(endpoint, token or _token_of(home.home()), ca_file)
     folder = home.home()
     context = Contexts(folder).chosen()
+    if isinstance(context, Release):
+        return Target("", token or context.token, ca_file, release=context)
     if context is not None:
         return Target(context.endpoint, token or context.token, ca_file or (Path(context.ca) if context.ca else None))
     found = home.read_endpoint(folder)
     if found is None:
-        raise errors.NotRunning(f"no yard is running in {folder}", reason="NoYard", hint="start one with 'yard up'")
+        raise errors.NotRunning(f"no yard is running in {folder}", reason=NO_YARD, hint="start one with 'yard up'")
     return Target(found.endpoint, token or _token_of(folder), ca_file, folder, found.ephemeral)
 
 
@@ -83,14 +93,43 @@ def _token_of(folder: Path) -> str:
         ) from error
 
 
+def _forward(target: Target) -> Forward | None:
+    """The way to a yard that is reached through its cluster; raises YardError."""
+    if target.release is None:
+        return None
+    try:
+        from trainyard.client.forward import Forward
+    except ModuleNotFoundError as error:
+        raise errors.InvalidArgument(
+            f"{target.release} is reached through its cluster, for which the package {error.name} is missing",
+            reason="PackageMissing",
+            hint="pip install 'trainyard[cluster]'",
+        ) from error
+    return Forward(replace(target.release, token=target.token))
+
+
 class Connection:
-    """Stubs of a yard's services, and the one way to call them."""
+    """Stubs of a yard's services, and the one way to call them.
+
+    Args:
+        target: the yard.
+
+    Raises:
+        InvalidArgument: the endpoint needs a root certificate, or it cannot be read.
+        YardError: the yard of a release cannot be reached; it says why.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target
+        self._forward = way = _forward(target)
         try:
-            self._channel = channel.connect(target.endpoint, target.token, target.ca_file)
+            if way is not None:
+                self._channel = channel.connect(way.endpoint, way.token, target.ca_file or way.ca, way.server_name)
+            else:
+                self._channel = channel.connect(target.endpoint, target.token, target.ca_file)
         except (ValueError, OSError) as error:
+            if way is not None:
+                way.close()
             raise errors.InvalidArgument(str(error), reason="BadEndpoint", hint="set TRAINYARD_CA_FILE") from error
 
     @cached_property
@@ -157,7 +196,7 @@ class Connection:
         try:
             return await method(request, timeout=timeout_s, wait_for_ready=reconnecting)
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise self._failure(error) from None
 
     async def stream(self, method: Callable[..., Any], request: object) -> AsyncIterator[Any]:
         """One request, many answers; the call ends when the iterator is closed.
@@ -170,24 +209,42 @@ class Connection:
             async for message in call:
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error) from None
+            raise self._failure(error) from None
         finally:
             call.cancel()
+
+    def _failure(self, error: grpc.aio.AioRpcError) -> errors.YardError:
+        """What a failed call stands for: of a yard that was not reached, why its cluster did not let it be."""
+        failure = from_rpc(error)
+        if not isinstance(failure, errors.NotRunning):
+            return failure
+        if self._forward is not None and self._forward.trouble is not None:
+            return self._forward.trouble
+        if self.target.home is None and failure.reason == errors.NotRunning.__name__:  # 'yard up' would not help
+            where = self.target.release or self.target.endpoint
+            failure.hint = f"see whether the yard runs at {where}; 'yard context list' shows where commands go"
+        return failure
 
     async def until_back(self, lost: errors.NotRunning) -> None:
         """Waits for a yard that was lost, for instance because it was killed and is started again.
 
         Raises:
-            NotRunning: `lost` itself, when the yard ended for good or stays away for `PATIENCE_S` seconds.
+            NotRunning: `lost` itself, when the yard ended for good or stays away for too long: `PATIENCE_S` seconds on
+                this machine, `PATIENCE_ELSEWHERE_S` elsewhere.
         """
+        patience_s = PATIENCE_ELSEWHERE_S
         if self.target.home is not None:
             yard = home.read_yard_file(self.target.home)
             if yard is None or (yard.ephemeral and not yard.alive):  # nobody starts a yard of one command again
                 raise lost
+            patience_s = PATIENCE_S
         try:
-            await asyncio.wait_for(self._channel.channel_ready(), PATIENCE_S)
+            await asyncio.wait_for(self._channel.channel_ready(), patience_s)
         except TimeoutError:
             raise lost from None
 
     async def close(self) -> None:
+        """Ends it, and the way to the yard."""
         await self._channel.close()
+        if self._forward is not None:
+            self._forward.close()

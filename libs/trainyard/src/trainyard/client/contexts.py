@@ -2,7 +2,8 @@
 
     $TRAINYARD_HOME/contexts.json   {"current": "lab", "contexts": {"lab": {"endpoint", "token", "ca"}}}, mode 0600
 
-`local` is the yard of this machine and always there. The standard library alone, for every command reads this.
+A yard that the chart installed is named by its release in place of an address: {"release", "namespace", ...}. `local`
+is the yard of this machine and always there. The standard library alone, for every command reads this.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ VARIABLE = "TRAINYARD_CONTEXT"
 _FILE = "contexts.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _ENDPOINT = re.compile(r"\S+:[0-9]{1,5}")
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,29 @@ class Context:
     endpoint: str
     token: str = field(repr=False)
     ca: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A yard that the chart installed on a cluster; it is reached through the cluster's API server.
+
+    Attributes:
+        release: its name, as helm has it.
+        namespace: where it is installed.
+        kube_context: of the kubeconfig; "" for the one that is current when it is used.
+        kubeconfig: its file; "" for the user's own (`KUBECONFIG`, `~/.kube/config`).
+        token: bearer token; "" to read it from the release's Secret.
+    """
+
+    release: str
+    namespace: str
+    kube_context: str = ""
+    kubeconfig: str = ""
+    token: str = field(default="", repr=False)
+
+    def __str__(self) -> str:
+        where = f" (kube context {self.kube_context})" if self.kube_context else ""
+        return f"release {self.release} in namespace {self.namespace}{where}"
 
 
 class Contexts:
@@ -54,11 +79,11 @@ class Contexts:
         self._environ = environ
         self._current, self._known = self._read()
 
-    def _read(self) -> tuple[str, dict[str, Context]]:
+    def _read(self) -> tuple[str, dict[str, Context | Release]]:
         path = self._folder / _FILE
         try:
             said = json.loads(path.read_bytes())
-            return said["current"], {name: Context(**fields) for name, fields in said["contexts"].items()}
+            return said["current"], {name: _context(fields) for name, fields in said["contexts"].items()}
         except (FileNotFoundError, NotADirectoryError):
             return LOCAL, {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -78,7 +103,7 @@ class Contexts:
         """The one that commands use: TRAINYARD_CONTEXT, else the one that was chosen."""
         return self._environ.get(VARIABLE) or self._current
 
-    def get(self, name: str) -> Context | None:
+    def get(self, name: str) -> Context | Release | None:
         """A context by its name; None for `local`.
 
         Raises:
@@ -92,23 +117,27 @@ class Contexts:
             )
         return self._known[name]
 
-    def chosen(self) -> Context | None:
+    def chosen(self) -> Context | Release | None:
         """The current one; None for the yard of this machine. Raises NotFound."""
         return self.get(self.current)
 
-    def add(self, name: str, context: Context) -> None:
+    def add(self, name: str, context: Context | Release) -> None:
         """Keeps a context, in place of one of the same name.
 
         Raises:
-            InvalidArgument: the name or the endpoint is none.
+            InvalidArgument: the name, the endpoint, the release or the namespace is none.
         """
         if not _NAME.fullmatch(name) or name == LOCAL:
             raise errors.InvalidArgument(
                 f"'{name}' cannot be the name of a context",
                 hint="letters, digits, '.', '_' and '-'; 'local' is the yard of this machine",
             )
-        if not _ENDPOINT.fullmatch(context.endpoint):
+        if isinstance(context, Context) and not _ENDPOINT.fullmatch(context.endpoint):
             raise errors.InvalidArgument(f"'{context.endpoint}' is no endpoint", hint="host:port, yard.example.com:443")
+        for word in (context.release, context.namespace) if isinstance(context, Release) else ():
+            if not _LABEL.fullmatch(word):
+                hint = "as 'helm list --all-namespaces' shows it: small letters, digits and '-'"
+                raise errors.InvalidArgument(f"'{word}' is no name of a release or a namespace", hint=hint)
         self._write(self._current, self._known | {name: context})
 
     def use(self, name: str) -> None:
@@ -128,7 +157,7 @@ class Contexts:
         rest = {each: context for each, context in self._known.items() if each != name}
         self._write(LOCAL if self._current == name else self._current, rest)
 
-    def _write(self, current: str, known: dict[str, Context]) -> None:
+    def _write(self, current: str, known: dict[str, Context | Release]) -> None:
         self._current, self._known = current, known
         said = {"current": current, "contexts": {name: asdict(context) for name, context in known.items()}}
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,3 +165,7 @@ class Contexts:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(said, file, indent=2)
         draft.rename(self._folder / _FILE)
+
+
+def _context(fields: dict[str, str]) -> Context | Release:
+    return Release(**fields) if "release" in fields else Context(**fields)

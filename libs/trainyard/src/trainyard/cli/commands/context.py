@@ -11,7 +11,7 @@ from trainyard.cli.arguments import Output
 from trainyard.cli.output import Format
 
 if TYPE_CHECKING:
-    from trainyard.client.contexts import Contexts
+    from trainyard.client.contexts import Context, Contexts, Release
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the context; local is the yard of this machine.")]
 
@@ -39,11 +39,33 @@ def list_all(output: Output = Format.TABLE) -> None:
     contexts = _contexts()
     found = [(name, contexts.get(name), name == contexts.current) for name in contexts.names]
     if output.for_programs:
-        rows = [{"name": name, "endpoint": each.endpoint if each else "", "current": now} for name, each, now in found]
-        write(rows, output)
+        write([{"name": name, **_place(each), "current": now} for name, each, now in found], output)
         return
     for name, each, now in found:
-        say(f"{'*' if now else ' '} {name}  {each.endpoint if each else 'the yard of this machine'}")
+        say(f"{'*' if now else ' '} {name}  {_words(each)}")
+
+
+def _place(context: Context | Release | None) -> dict[str, str]:
+    """Where a yard is, for programs; never its token."""
+    from trainyard.client.contexts import Release
+
+    if isinstance(context, Release):
+        return {
+            "endpoint": "",
+            "release": context.release,
+            "namespace": context.namespace,
+            "kube_context": context.kube_context,
+            "kubeconfig": context.kubeconfig,
+        }
+    return {"endpoint": context.endpoint if context else ""}
+
+
+def _words(context: Context | Release | None) -> str:
+    from trainyard.client.contexts import Context
+
+    if context is None:
+        return "the yard of this machine"
+    return context.endpoint if isinstance(context, Context) else str(context)
 
 
 def use(name: Name) -> None:
@@ -58,26 +80,71 @@ def use(name: Name) -> None:
 
 def add(
     name: Name,
-    endpoint: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the yard is.")],
+    endpoint: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the yard is.")] = "",
     token_file: Annotated[
-        Path, typer.Option(metavar="FILE", help="File with the bearer token; - reads standard input.", allow_dash=True)
-    ],
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the bearer token; - reads standard input.", allow_dash=True),
+    ] = None,
     ca_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Root certificate (PEM); needed beyond loopback.")
     ] = None,
+    release: Annotated[
+        str, typer.Option(metavar="NAME", help="Release of the chart, reached through its cluster.")
+    ] = "",
+    namespace: Annotated[str, typer.Option("-n", "--namespace", help="Where the release is installed.")] = "",
+    kube_context: Annotated[
+        str, typer.Option(metavar="NAME", help="Context of the kubeconfig; default: the current one at each use.")
+    ] = "",
+    kubeconfig: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its file; default: as kubectl finds it.")
+    ] = None,
 ) -> None:
-    """Keep where a yard is, with its token and certificate; the same name again replaces it."""
-    from trainyard.cli.terminal import next_steps, say
-    from trainyard.client.contexts import Context
+    """Keep where a yard is: its address with token and certificate, or the release of a chart.
 
-    token = _read(token_file).strip()
-    if not token:
-        raise typer.BadParameter(f"{token_file} is empty", param_hint="--token-file")
-    if ca_file is not None:
-        _read(ca_file)
-    _contexts().add(name, Context(endpoint, token, str(ca_file.absolute()) if ca_file else ""))
-    say(f"{name} is {endpoint}")
+    A release is reached through its cluster's API server; its token is read there, unless it is given. The same name
+    again replaces a context.
+    """
+    from trainyard.cli.terminal import next_steps, say
+    from trainyard.client.contexts import Context, Release
+
+    if bool(endpoint) == bool(release):
+        raise typer.BadParameter("give one of --endpoint and --release", param_hint="--endpoint")
+    token = _token(token_file) if token_file is not None else ""
+    found: Context | Release
+    if release:
+        if ca_file is not None:
+            raise typer.BadParameter("the release has its own certificate", param_hint="--ca-file")
+        file = str(kubeconfig.absolute()) if kubeconfig is not None else ""
+        found = Release(release, namespace or "default", kube_context, file, token)
+    else:
+        if not token:
+            raise typer.BadParameter("an address needs a token", param_hint="--token-file")
+        _refuse_cluster_options(namespace, kube_context, kubeconfig)
+        found = Context(endpoint, token, _certificate(ca_file))
+    _contexts().add(name, found)
+    say(f"{name} is {_words(found)}")
     next_steps(f"yard context use {name}")
+
+
+def _refuse_cluster_options(namespace: str, kube_context: str, kubeconfig: Path | None) -> None:
+    given = {"--namespace": namespace, "--kube-context": kube_context, "--kubeconfig": kubeconfig}
+    for option, value in given.items():
+        if value:
+            raise typer.BadParameter("goes with --release, not with --endpoint", param_hint=option)
+
+
+def _token(file: Path) -> str:
+    token = _read(file).strip()
+    if not token:
+        raise typer.BadParameter(f"{file} is empty", param_hint="--token-file")
+    return token
+
+
+def _certificate(file: Path | None) -> str:
+    if file is None:
+        return ""
+    _read(file)
+    return str(file.absolute())
 
 
 def remove(name: Name) -> None:

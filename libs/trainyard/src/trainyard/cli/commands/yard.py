@@ -102,7 +102,7 @@ def down(
         return
     gone = os.pidfd_open(running.pid)
     try:
-        jobs = asyncio.run(_shut_down(stop_jobs, ask=not yes))
+        jobs = asyncio.run(_shut_down(running.endpoint, stop_jobs, ask=not yes))
         _wait_for(gone, running, folder)
     finally:
         os.close(gone)
@@ -111,11 +111,15 @@ def down(
     say(f"the yard is down{what}")
 
 
-async def _shut_down(stop_jobs: bool, *, ask: bool) -> int:
-    """Ends the yard; returns how many jobs it cancelled or left."""
+async def _shut_down(endpoint: str, stop_jobs: bool, *, ask: bool) -> int:
+    """Ends the yard of this machine, whichever commands talk to.
+
+    Returns:
+        How many jobs it cancelled or left.
+    """
     from trainyard.client import AsyncClient
 
-    async with AsyncClient() as client:
+    async with AsyncClient(endpoint, token=home.token(home.home())) as client:
         active = [job async for job in client.list(states_in=_ACTIVE, include_owned=True)]
         if stop_jobs and ask:
             _ask(active)
@@ -155,11 +159,14 @@ def version(output: Output = Format.TABLE) -> None:
 
     from trainyard.cli import tables
     from trainyard.cli.output import write
+    from trainyard.client.connection import NO_YARD
 
     mine = installed("trainyard")
     try:
         info = asyncio.run(_info())
-    except errors.NotRunning:
+    except errors.NotRunning as error:
+        if error.reason != NO_YARD:
+            raise
         info = None
     if output.for_programs:
         write({"client": mine, "yard": info}, output)

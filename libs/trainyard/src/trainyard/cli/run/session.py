@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from trainyard import errors
 from trainyard.cli.boundary import ExitCode
 from trainyard.client import AsyncClient
+from trainyard.client.connection import NO_YARD
 
 if TYPE_CHECKING:
     from trainyard_protos.v1 import scheduler_pb2 as pb
@@ -29,7 +30,9 @@ async def run(source: Document) -> int | None:
         loop.add_signal_handler(number, received.put_nowait, number)
     try:
         client = AsyncClient()
-    except errors.NotRunning:
+    except errors.NotRunning as error:
+        if error.reason != NO_YARD:
+            raise
         return None
     async with client:
         try:

@@ -1,0 +1,201 @@
+"""The yard of a release, as its cluster knows it: the gateway's pods, the root certificate, the token.
+
+The chart writes into annotations of the gateway's Service in which Secret and ConfigMap those are, so that values that
+name others are no matter here. What the cluster refuses is said with the permission that is missing.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import aiohttp
+
+from trainyard import errors
+from trainyard.client.contexts import Release
+from trainyard.cluster import Api, ApiError, Object, load_configuration
+
+TOKEN_SECRET = "trainyard.dev/token-secret"
+CA_CONFIG_MAP = "trainyard.dev/ca-config-map"
+PROTOCOL = "v4.channel.k8s.io"
+_COMPONENT = "app.kubernetes.io/component=gateway"
+_INSTANCE = "app.kubernetes.io/instance"
+_REQUEST_S = 15.0
+
+
+def api_of(release: Release) -> Api:
+    """A client of the cluster that a release is on.
+
+    Raises:
+        NotFound: the kubeconfig has no such context, or there is no kubeconfig.
+    """
+    try:
+        configuration = load_configuration(release.kubeconfig, release.kube_context)
+    except ValueError as error:
+        raise errors.NotFound(
+            f"{release}: {error}",
+            reason="KubeContextNotFound",
+            hint="'kubectl config get-contexts' lists those there are; another file: --kubeconfig",
+        ) from error
+    return Api(configuration, timeout_s=_REQUEST_S)
+
+
+class Gateway:
+    """The gateway of a release; made by `find`.
+
+    Args:
+        api: client of its cluster.
+        release: which it is.
+        service: its Service.
+    """
+
+    def __init__(self, api: Api, release: Release, service: Object) -> None:
+        self._api = api
+        self._release = release
+        self._service = service
+        self._path = f"/api/v1/namespaces/{release.namespace}"
+
+    @classmethod
+    async def find(cls, api: Api, release: Release) -> Gateway:
+        """The gateway of a release.
+
+        Raises:
+            NotFound: it is not installed there.
+            NotRunning, Refused: the cluster does not answer, or does not let the user look.
+        """
+        with explained(release, "list", "services"):
+            found = await _services(api, f"/api/v1/namespaces/{release.namespace}/services", release.release)
+        if not found:
+            raise await _not_installed(api, release)
+        return cls(api, release, found[0])
+
+    @property
+    def host(self) -> str:
+        """Its name within the cluster, which its certificate holds."""
+        return f"{self._service['metadata']['name']}.{self._release.namespace}.svc"
+
+    async def ca(self) -> bytes:
+        """The root certificate (PEM). Raises YardError."""
+        name = self._service["metadata"]["annotations"][CA_CONFIG_MAP]
+        with explained(self._release, "get", "configmaps", f"configmap {name}"):
+            found = await self._api.get(f"{self._path}/configmaps/{name}")
+        return str(found["data"]["ca.crt"]).encode()
+
+    async def token(self) -> str:
+        """The token of users. Raises YardError."""
+        name = self._service["metadata"]["annotations"][TOKEN_SECRET]
+        with explained(self._release, "get", "secrets", f"secret {name}"):
+            found = await self._api.get(f"{self._path}/secrets/{name}")
+        return base64.b64decode(found["data"]["token"]).decode().strip()
+
+    async def connect(self) -> aiohttp.ClientWebSocketResponse:
+        """A connection to a pod that is ready now: two channels, data and errors, as Kubernetes forwards ports.
+
+        Raises:
+            NotRunning: no pod is ready, or the cluster does not answer.
+            Refused: the user may not forward ports.
+        """
+        pod = await self.ready_pod()
+        path = f"{self._path}/pods/{pod['metadata']['name']}/portforward"
+        with explained(self._release, "get and create", "pods/portforward"):
+            return await self._api.websocket(path, [("ports", str(self._port(pod)))], PROTOCOL)
+
+    async def ready_pod(self) -> Object:
+        """A pod of it that is ready. Raises YardError as `connect`."""
+        selector = ",".join(f"{name}={value}" for name, value in self._service["spec"]["selector"].items())
+        with explained(self._release, "list", "pods"):
+            pods = (await self._api.get(f"{self._path}/pods", labelSelector=selector))["items"]
+        ready: list[Object] = [pod for pod in pods if _is_ready(pod)]
+        if not ready:
+            raise errors.NotRunning(
+                f"{self._release}: the gateway is not ready: {'; '.join(map(_state, pods)) or 'it has no pods'}",
+                reason="GatewayNotReady",
+                hint=f"see {kubectl(self._release)} get pods",
+            )
+        return ready[0]
+
+    def _port(self, pod: Object) -> int:
+        target = self._service["spec"]["ports"][0]["targetPort"]
+        ports = [port for each in pod["spec"]["containers"] for port in each.get("ports", ())]
+        return next((int(port["containerPort"]) for port in ports if port.get("name") == target), 0) or int(target)
+
+
+@contextmanager
+def explained(release: Release, verb: str, resource: str, what: str = "") -> Iterator[None]:
+    """Turns what the API server answers into errors that say what is missing; raises YardError."""
+    try:
+        yield
+    except ApiError as error:
+        raise _explanation(error, release, verb, resource, what or resource) from error
+
+
+def _explanation(error: ApiError, release: Release, verb: str, resource: str, what: str) -> errors.YardError:
+    if error.status == 401:
+        return errors.Refused(
+            f"{release}: the cluster does not know you: {error}",
+            reason="ClusterLogin",
+            hint=f"log in to it; {kubectl(release)} get pods has to work",
+        )
+    if error.status == 403:
+        message = f"{release}: the cluster does not let you {verb} {resource} there"
+        hint = f"ask for a role in namespace {release.namespace} that allows: {verb} on {resource}"
+        if resource == "secrets":
+            hint = "ask for the token, and add the context anew with --token-file FILE"
+        return errors.Refused(message, reason="ClusterForbidden", hint=hint)
+    if error.status == 404 and verb == "get":
+        return errors.NotFound(
+            f"{release}: there is no {what}",
+            reason="InstallationIncomplete",
+            hint=f"the chart's setup makes it; see {kubectl(release)} get jobs,pods",
+        )
+    return errors.NotRunning(
+        f"{release}: the cluster does not answer: {error}",
+        reason="ClusterUnreachable",
+        hint=f"see whether {kubectl(release)} get pods answers",
+    )
+
+
+def kubectl(release: Release) -> str:
+    """How kubectl is called for the release: what a hint begins with."""
+    words = ["kubectl"]
+    words += [f"--kubeconfig {release.kubeconfig}"] if release.kubeconfig else []
+    words += [f"--context {release.kube_context}"] if release.kube_context else []
+    return " ".join([*words, f"--namespace {release.namespace}"])
+
+
+async def _services(api: Api, path: str, instance: str = "") -> list[Object]:
+    """Services of gateways, those that the chart made."""
+    selector = f"{_COMPONENT},{_INSTANCE}={instance}" if instance else _COMPONENT
+    found = (await api.get(path, labelSelector=selector))["items"]
+    return [each for each in found if TOKEN_SECRET in each["metadata"].get("annotations", {})]
+
+
+async def _not_installed(api: Api, release: Release) -> errors.NotFound:
+    others: list[Object] = []
+    with suppress(ApiError):  # who may not look everywhere is told less
+        others = await _services(api, "/api/v1/services")
+    there = ", ".join(sorted(f"{_instance(each)} in {each['metadata']['namespace']}" for each in others))
+    return errors.NotFound(
+        f"no {release}",
+        reason="ReleaseNotFound",
+        hint=f"there is: {there}" if there else "see 'helm list --all-namespaces'",
+    )
+
+
+def _instance(service: Object) -> str:
+    return str(service["metadata"]["labels"][_INSTANCE])
+
+
+def _is_ready(pod: Object) -> bool:
+    conditions: list[Mapping[str, Any]] = pod.get("status", {}).get("conditions", [])
+    ready = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return ready and "deletionTimestamp" not in pod["metadata"]
+
+
+def _state(pod: Object) -> str:
+    """Why a pod is not ready, in a few words."""
+    status = pod.get("status", {})
+    waits = [each.get("state", {}).get("waiting", {}).get("reason") for each in status.get("containerStatuses", [])]
+    return f"pod {pod['metadata']['name']} is {next(filter(None, waits), None) or status.get('phase', 'new')}"
