@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,14 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from trainkit import Best, Callback, Checkpoints, Trainer
+from trainkit import Best, Callback, Checkpoints, Tracker, Trainer
 from trainkit.checkpoints import export, folder
 from trainkit.data import Loader
 from trainkit.errors import CheckpointError, DamagedCheckpoint, Interrupted, InvalidSetup, WrongCheckpoint
 from trainkit.loop.fit import Fit
+from trainkit.trackers import RunContext
+
+PATIENCE_S = 240
 
 
 class Line(nn.Module):
@@ -32,14 +37,25 @@ class Line(nn.Module):
 
 
 class Asked(Callback):
-    """Gets SIGTERM while a step runs, as when the machine is wanted for something else."""
+    """Gets a signal while a step runs: SIGTERM, as when the machine is wanted for something else."""
+
+    def __init__(self, at: int, number: int = signal.SIGTERM) -> None:
+        self._at, self._number = at, number
+
+    def on_step_start(self, fit: Fit, batch: Any) -> None:
+        if fit.state.step == self._at:
+            os.kill(os.getpid(), self._number)
+
+
+class Again(Callback):
+    """Gets Ctrl-C in the middle of the same step."""
 
     def __init__(self, at: int) -> None:
         self._at = at
 
-    def on_step_start(self, fit: Fit, batch: Any) -> None:
+    def on_forward_end(self, fit: Fit, loss: Tensor) -> None:
         if fit.state.step == self._at:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def trainer(place: Path, features: int = 4, **options: Any) -> Trainer:
@@ -149,6 +165,17 @@ def test_a_run_can_refuse_or_demand_what_is_there(tmp_path: Path) -> None:
     assert named.resumed_step == 6
 
 
+def test_the_newest_checkpoint_is_the_one_made_last_and_not_one_of_a_branch_that_was_given_up(tmp_path: Path) -> None:
+    trainer(tmp_path, checkpoints=Checkpoints(folder=tmp_path, every="2st", keep_last=9)).fit()
+    named = Checkpoints(folder=tmp_path, every="1st", resume=tmp_path / "step-4", keep_last=2)
+
+    trainer(tmp_path, checkpoints=named, max_duration="7st").fit()
+
+    policy = Checkpoints(folder=tmp_path, keep_last=2)
+    assert trainer(tmp_path, checkpoints=policy, max_duration="9st").fit().resumed_step == 7
+    assert folder.steps(tmp_path) == [7, 9, 10]
+
+
 @pytest.mark.parametrize("resume", ["mus", "checkpoints/step-4", None])
 def test_what_a_run_goes_on_from_is_a_known_word_or_a_path(resume: Any) -> None:
     with pytest.raises(InvalidSetup, match="choose auto, must or never, or give the Path"):
@@ -188,6 +215,75 @@ def test_sigterm_within_a_window_keeps_its_gradients(tmp_path: Path) -> None:
     assert handler == signal.SIG_DFL
     assert resumed.resumed_step == 3
     assert same(resumed, trainer(tmp_path / "whole", accumulate=5).fit())
+
+
+def test_a_last_checkpoint_that_is_not_durable_within_its_grace_is_given_up(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    class Stuck(Tracker):
+        def open(self, context: RunContext) -> None: ...
+        def log(self, values: Mapping[str, float | Tensor], step: int) -> None: ...
+        def close(self, outcome: str) -> None: ...
+
+        def flush(self) -> None:
+            assert ended.wait(PATIENCE_S)
+
+    policy = Checkpoints(folder=tmp_path, grace_s=0.05)
+    with pytest.raises(Interrupted, match=r"not durable within grace_s=0\.05 seconds"):
+        trainer(tmp_path, callbacks=[Asked(2)], checkpoints=policy, trackers=[Stuck()]).fit()
+    ended.set()
+
+
+def test_ctrl_c_ends_between_two_steps_with_a_checkpoint(tmp_path: Path) -> None:
+    class Told(Callback):
+        def __init__(self) -> None:
+            self.errors: list[BaseException] = []
+
+        def on_error(self, fit: Fit, error: BaseException) -> None:
+            self.errors.append(error)
+
+    told = Told()
+    with pytest.raises(KeyboardInterrupt, match="SIGINT at step 6"):
+        trainer(tmp_path, callbacks=[Asked(5, signal.SIGINT), told]).fit()
+
+    assert folder.steps(tmp_path)[-1] == 6
+    assert [type(error) for error in told.errors] == [KeyboardInterrupt]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert same(trainer(tmp_path).fit(), trainer(tmp_path / "whole").fit())
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
+    twice = [Asked(5, signal.SIGINT), Again(5)]
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, callbacks=twice, checkpoints=Checkpoints(folder=tmp_path, every="2st")).fit()
+
+    assert folder.steps(tmp_path)[-1] == 4
+
+
+def test_states_whose_keys_have_slashes_keep_apart(tmp_path: Path) -> None:
+    class Holding(Callback):
+        def __init__(self, name: str, state: dict[str, Any]) -> None:
+            self._name, self.state = name, state
+
+        @property
+        def name(self) -> str:
+            return self._name
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.state
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            self.state = dict(state)
+
+    def held(*values: float) -> list[Holding]:
+        one, other, third, fourth = (torch.tensor(value) for value in values)
+        return [Holding("a", {"b/c": one}), Holding("a/b", {"c": other}), Holding("a~1b", {1: third, "1": fourth})]
+
+    trainer(tmp_path, callbacks=held(1, 2, 3, 4)).fit()
+    read = held(0, 0, 0, 0)
+    trainer(tmp_path, callbacks=read).fit()
+
+    assert [float(value) for each in read for value in each.state.values()] == [1, 2, 3, 4]
 
 
 def test_several_processes_end_at_the_same_step_after_sigterm(tmp_path: Path, forks: Any) -> None:

@@ -276,6 +276,17 @@ def test_the_average_of_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
     assert torch.equal(whole.averages["w"], resumed.averages["w"])
 
 
+def test_an_average_that_is_new_in_a_resumed_run_begins_with_its_weights(tmp_path: Path) -> None:
+    policy, ema = Checkpoints(folder=tmp_path, every="5st"), EMA(0.9)
+    half = trainer(checkpoints=policy, max_duration="1ep").fit().module.w.item()
+
+    trainer(ema, checkpoints=policy, max_duration="13st").fit()
+
+    now = 2 - 2 * 0.8**13
+    assert half == pytest.approx(2 - 2 * 0.8**12)
+    assert ema.averages["w"].item() == pytest.approx(half + (now - half) * (1 - 2 / 11), rel=1e-5)
+
+
 @pytest.mark.spec("AC-050")
 def test_the_monitor_logs_the_rate_of_every_step() -> None:
     rows = Rows()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trainkit.callbacks.base import Callback
-from trainkit.errors import InvalidSetup
+from trainkit.errors import InvalidSetup, WrongCheckpoint
 from trainkit.sharded import local
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ class EMA(Callback):
     """Averages the weights over updates and evaluates with the average.
 
     Every process averages its own shards: nothing is communicated. The averages are in every checkpoint, so a resumed
-    run continues them with the same bits. Put it behind `KeepBest` in the list of callbacks to have the averages saved:
-    the trained weights are put back at its own turn.
+    run continues them with the same bits; added to a run that had none, they begin with the weights it goes on from.
+    Put it behind `KeepBest` in the list of callbacks to have the averages saved: the trained weights are put back at
+    its own turn.
 
     Args:
         decay: what the average keeps at an update, below 1.
@@ -42,16 +43,19 @@ class EMA(Callback):
         self.averages: dict[str, Tensor] = {}
         self.updates = 0
         self._weights: dict[str, Tensor] = {}
-        self._swapped = False
+        self._swapped = self._stored = False
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"averages": self.averages, "updates": self.updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self.averages.keys() != state["averages"].keys():
+            one = min(self.averages.keys() ^ state["averages"].keys())
+            raise WrongCheckpoint(f"the checkpoint's averages are of other parameters: {one} is in one of them only")
         with torch.no_grad():
             for name, average in self.averages.items():
                 average.copy_(state["averages"][name])
-        self.updates = int(state["updates"])
+        self.updates, self._stored = int(state["updates"]), True
 
     def on_fit_start(self, fit: Fit) -> None:
         if not fit.strategy.holds_weights:
@@ -62,6 +66,12 @@ class EMA(Callback):
             name: each.detach() for name, each in fit.module.named_parameters() if each.is_floating_point()
         }
         self.averages = {name: each.clone() for name, each in self._weights.items()}
+        self._stored = False
+
+    def on_resume(self, fit: Fit) -> None:
+        if not self._stored:  # it is new in this run: the average begins with the weights as they are now
+            for average, weight in zip(_local(self.averages), _local(self._weights), strict=True):
+                average.copy_(weight)
 
     def on_update_end(self, fit: Fit) -> None:
         if fit.state.update % self._every:

@@ -17,6 +17,7 @@ from torch import Tensor
 from trainkit.checkpoints import folder as folders
 from trainkit.checkpoints import shards
 from trainkit.checkpoints.files import sync_folder, write
+from trainkit.checkpoints.tree import unescaped
 from trainkit.errors import CheckpointError
 
 _MODEL = "/model/"
@@ -33,7 +34,7 @@ def model(checkpoint: Path) -> dict[str, Tensor]:
     index = shards.read_index(checkpoint)
     found = {name: shards.empty_like(entry) for name, entry in index.items() if name.startswith(_MODEL)}
     shards.load(checkpoint, index, found)
-    return {name.removeprefix(_MODEL): tensor for name, tensor in found.items()}
+    return {unescaped(name.removeprefix(_MODEL)): tensor for name, tensor in found.items()}
 
 
 def export(checkpoint: Path, target: Path, *, dtype: str | None = None, max_bytes: int | None = None) -> list[Path]:

@@ -32,6 +32,9 @@ class Manifest:
     world_size: int
     results: Mapping[str, float]
     files: Sequence[Stored]
+    turn: int = 0
+    """Counts the checkpoints of this folder in the order in which they were made. That need not be the order of their
+    steps: a run may go on from an older one."""
 
 
 def draft(folder: Path, step: int) -> Path:
@@ -40,9 +43,11 @@ def draft(folder: Path, step: int) -> Path:
 
 
 def commit(folder: Path, manifest: Manifest) -> Path:
-    """Makes the draft of `manifest.step` a checkpoint. Only one process may do it, when all files are durable."""
+    """Makes the draft of `manifest.step` a checkpoint, the newest one. Only one process may do it, when all files are
+    durable."""
     at = draft(folder, manifest.step)
-    body = {"format": FORMAT, **asdict(manifest)}
+    turn = 1 + max((_turn(folder, step) for step in steps(folder)), default=0)
+    body = {"format": FORMAT, **asdict(manifest), "turn": turn}
     write(at / MANIFEST, [json.dumps(body, indent=1).encode()])
     sync_folder(at)
     final = folder / f"step-{manifest.step}"
@@ -54,11 +59,23 @@ def commit(folder: Path, manifest: Manifest) -> Path:
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps that have a checkpoint, oldest first."""
+    """The steps that have a checkpoint, in order."""
     if not folder.is_dir():
         return []
     found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
     return sorted(int(match[1]) for match in found if match)
+
+
+def by_age(folder: Path) -> list[int]:
+    """The steps that have a checkpoint, in the order in which those were made, the oldest first."""
+    return sorted(steps(folder), key=lambda step: (_turn(folder, step), step))
+
+
+def _turn(folder: Path, step: int) -> int:
+    try:
+        return read_manifest(folder / f"step-{step}").turn
+    except DamagedCheckpoint:
+        return 0
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -70,7 +87,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         body: dict[str, Any] = json.loads((path / MANIFEST).read_text())
         files = [Stored(**entry) for entry in body["files"]]
-        manifest = Manifest(body["step"], body["world_size"], body["results"], files)
+        manifest = Manifest(body["step"], body["world_size"], body["results"], files, body.get("turn", 0))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{path}: {MANIFEST} cannot be read: {error!r}") from error
     if body["format"] != FORMAT:
@@ -115,7 +132,7 @@ def retain(folder: Path, newest: int, keep_last: int, best: Best | None) -> None
 
     What is of a later step does not count: the run did not go on from it, because it is damaged or another was named.
     """
-    present = [step for step in steps(folder) if step <= newest]
+    present = [step for step in by_age(folder) if step <= newest]
     kept = set(present[-keep_last:])
     if best is not None:
         kept.update(best_step(folder, present, best))

@@ -1,7 +1,8 @@
 """Splits nested state into tensors by name and plain values for JSON, and puts both together again.
 
-A tensor's place in the values is held by `{"$tensor": name}`. Tuples, and mappings with other keys than text, are
-marked the same way, so that what comes back equals what went in.
+A tensor's name is the way to it, `/callbacks/EMA/averages/weight`; a `/` within a key is written `~1` and a `~` as
+`~0`, so that no two ways have one name. Its place in the values is held by `{"$tensor": name}`. Tuples, and mappings
+with other keys than text, are marked the same way, so that what comes back equals what went in.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def split(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return tree.item()
     if isinstance(tree, Mapping):
         if all(isinstance(key, str) and not key.startswith("$") for key in tree):
-            return {key: split(value, f"{name}/{key}", tensors) for key, value in tree.items()}
-        pairs = [[key, split(value, f"{name}/{key}", tensors)] for key, value in tree.items()]
+            return {key: split(value, f"{name}/{escaped(key)}", tensors) for key, value in tree.items()}
+        pairs = [[key, split(value, f"{name}/{at}", tensors)] for at, (key, value) in enumerate(tree.items())]
         return {"$map": pairs}
     if isinstance(tree, (list, tuple)):
         items = [split(value, f"{name}/{index}", tensors) for index, value in enumerate(tree)]
@@ -40,6 +41,16 @@ def split(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         f"{name} holds a {type(tree).__name__}: state may consist of tensors, numbers, text, truth values, None, "
         "lists, tuples and mappings of these"
     )
+
+
+def escaped(key: str) -> str:
+    """A key as a part of a name."""
+    return key.replace("~", "~0").replace("/", "~1")
+
+
+def unescaped(part: str) -> str:
+    """The key that `escaped` made a part of a name."""
+    return part.replace("~1", "/").replace("~0", "~")
 
 
 def join(values: Any, tensors: Mapping[str, Tensor]) -> Any:

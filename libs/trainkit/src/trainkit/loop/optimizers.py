@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainkit.checkpoints.tree import unescaped
 from trainkit.errors import WrongCheckpoint
 
 _SKIPPED = ("params", "param_names")
@@ -32,7 +33,7 @@ def read(optimizer: Optimizer, module: nn.Module) -> dict[str, Any]:
 def layout(name: str, parameters: Mapping[str, nn.Parameter]) -> Tensor | None:
     """The parameter that a stored tensor of optimizer state belongs to."""
     parts = name.split("/")  # "", "optimizer", "state", the parameter's name, the key
-    return parameters.get(parts[3]) if len(parts) > 4 and parts[2] == "state" else None
+    return parameters.get(unescaped(parts[3])) if len(parts) > 4 and parts[2] == "state" else None
 
 
 def write(optimizer: Optimizer, module: nn.Module, stored: Mapping[str, Any], path: Path) -> None:

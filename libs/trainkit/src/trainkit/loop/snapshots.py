@@ -102,7 +102,7 @@ def _chosen(policy: Checkpoints, folder: Path) -> Path | None:
     if given:
         folders.verify(Path(given))
         return Path(given)
-    for step in reversed(folders.steps(folder)):
+    for step in reversed(folders.by_age(folder)):
         try:
             folders.verify(folder / f"step-{step}")
         except DamagedCheckpoint as damage:
