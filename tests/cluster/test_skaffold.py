@@ -26,6 +26,8 @@ SCHEMA = json.loads((Path(__file__).parent / "schemas" / "skaffold-v4beta14.json
 CONFIG: dict[str, Any] = yaml.safe_load((REPOSITORY / "skaffold.yaml").read_text())
 ARTIFACTS: dict[str, dict[str, Any]] = {each["image"]: each for each in CONFIG["build"]["artifacts"]}
 RELEASE: dict[str, Any] = CONFIG["deploy"]["helm"]["releases"][0]
+PROFILES: list[str | None] = [None, *(each["name"] for each in CONFIG["profiles"])]
+DIGEST = f"sha256:{'a' * 64}"
 CHANGED = "services/metrics/src/trainyard_metrics/answers.py"
 
 
@@ -51,7 +53,7 @@ def sync_target(path: str) -> str:
     return f"{found[0]['dest']}/{path.removeprefix(found[0]['strip'])}"
 
 
-@pytest.mark.parametrize("profile", [None, *(each["name"] for each in CONFIG["profiles"])])
+@pytest.mark.parametrize("profile", PROFILES)
 def test_it_is_what_skaffold_accepts(profile: str | None) -> None:
     jsonschema.validate(with_profile(profile) if profile else CONFIG, SCHEMA)
 
@@ -76,6 +78,34 @@ def test_every_source_of_a_service_is_brought_into_the_pods() -> None:
         if package.name in ("trainyard_embedded", "trainyard_setup", "trainkit"):
             continue  # not among the running services
         assert sync_target(path) == f"/opt/services/lib/python3.11/site-packages/{package.name}/__init__.py"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_it_deploys_the_images_that_it_built_and_forwards_a_port_that_there_is(profile: str | None) -> None:
+    config = with_profile(profile) if profile else CONFIG
+    (release,) = config["deploy"]["helm"]["releases"]
+    (forwarded,) = config["portForward"]
+    objects = list(yaml.safe_load_all(as_deployed(release)))
+    named = {name for each in objects for name in re.findall(r"registry\.example/[\w./:@-]+", json.dumps(each))}
+    repositories = {f"registry.example/{name}" for name in ARTIFACTS}
+    assert named == {f"{each}@{DIGEST}" if profile == "registry" else f"{each}:built" for each in repositories}
+    services = {each["metadata"]["name"]: each["spec"] for each in objects if each and each["kind"] == "Service"}
+    assert forwarded["resourceType"] == "service"
+    assert forwarded["namespace"] == release["namespace"]
+    assert forwarded["port"] in [port["port"] for port in services[forwarded["resourceName"]]["ports"]]
+
+
+def as_deployed(release: dict[str, Any]) -> str:
+    """The manifests of a release, when its images were built and pushed to a registry."""
+    built = {"REPO": "registry.example/{}", "TAG": "built", "DIGEST": DIGEST}
+    words = {
+        f"{{{{.IMAGE_{what}_{name.replace('/', '_')}}}}}": value.format(name)
+        for name in ARTIFACTS
+        for what, value in built.items()
+    }
+    options = [f"--values={REPOSITORY / each}" for each in release["valuesFiles"]]
+    options += [f"--set={key}={words[value]}" for key, value in release["setValueTemplates"].items()]
+    return helm("template", release["name"], str(REPOSITORY / release["chartPath"]), *options)
 
 
 class Development:
