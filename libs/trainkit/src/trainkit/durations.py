@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
@@ -137,5 +138,10 @@ class Cadence:
         return True
 
     def next_step(self, state: State) -> int:
-        """The first step at which it can be due. Only steps are known in advance; for other counters, the next one."""
-        return self._next if self._counter == "step" else state.step + 1
+        """The first step at which it can be due, leaving aside the ends of epochs and evaluations. An update takes at
+        least a step; how many samples or tokens the next step brings is not known."""
+        if self._counter == "step":
+            return self._next
+        if self._counter == "update":
+            return state.step + self._next - state.update
+        return sys.maxsize if self._counter in ("epoch", "evaluations") else state.step + 1

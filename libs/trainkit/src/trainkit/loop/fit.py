@@ -178,6 +178,7 @@ class Fit:
         results = evaluation.run(self, self.evaluated, self.trainer.metrics)
         self.results.update(results)
         self.state.evaluations += 1
+        self._quiet_until = 0
         self.log(results)
         for hook in self._hooks.on_evaluation_end:
             hook(self, results)
@@ -233,32 +234,33 @@ class Fit:
         Returns:
             The mean loss.
         """
+        hooks = self._hooks
         self.output = output = self._forward(batch)
         # What most steps return is looked at first.
         loss = output if type(output) is Tensor and not output.ndim else loss_of(output, "training_step")
         rows = self.feed.rows(self.state.position)
         if isinstance(loss, Loss):
-            mean = loss.sum / loss.count if self._hooks.on_forward_end or self._hooks.on_step_end else loss.sum
+            mean = loss.sum / loss.count if hooks.on_forward_end or hooks.on_step_end else loss.sum
             weighted = loss.sum if rows else loss.sum * 0
         else:
             mean = loss
             weight = self.window.weight(rows) * share
             weighted = loss if weight == 1.0 else loss * weight
-        for hook in self._hooks.on_forward_end:
+        for hook in hooks.on_forward_end:
             hook(self, mean)
         self.strategy.backward(weighted)
         if isinstance(loss, Loss):
             self.window.count(loss, rows)
         if self._adds:
             self.loss.add(loss, rows * share)
-        for hook in self._hooks.on_backward_end:
+        for hook in hooks.on_backward_end:
             hook(self)
         return mean
 
     # An update
 
     def _update(self) -> None:
-        trainer, optimizer = self.trainer, self.optimizer
+        trainer, optimizer, strategy, hooks = self.trainer, self.optimizer, self.strategy, self._hooks
         if self.window.sums:
             self.window.divide()
         elif self._needs_counts:
@@ -266,23 +268,23 @@ class Fit:
                 f"{self._needs_counts} is counted in tokens, and training_step returned a loss that says of none how "
                 "many it is over: return Loss(sum, count), or use another unit"
             )
-        self.strategy.precision.unscale(optimizer)
+        strategy.precision.unscale(optimizer)
         if trainer.clip_norm is not None or self.need_grad_norm:
-            self.grad_norm = self.strategy.clip(trainer.clip_norm)
-        for hook in self._hooks.on_update_start:
+            self.grad_norm = strategy.clip(trainer.clip_norm)
+        for hook in hooks.on_update_start:
             hook(self)
-        if self._may_step() and self.strategy.step(optimizer):
-            for hook in self._hooks.on_optimizer_end:
+        if self._may_step() and strategy.step(optimizer):
+            for hook in hooks.on_optimizer_end:
                 hook(self)
             if self.schedule is not None and trainer.schedule_per == "update":
                 self._step_schedule()
         else:
             self.state.skipped += 1
-        for hook in self._hooks.on_clear_start:
+        for hook in hooks.on_clear_start:
             hook(self)
-        self.strategy.clear(optimizer)
+        strategy.clear(optimizer)
         self.state.update += 1
-        for hook in self._hooks.on_update_end:
+        for hook in hooks.on_update_end:
             hook(self)
 
     def _may_step(self) -> bool:
@@ -339,8 +341,9 @@ class Fit:
         return self.stop_reason is not None or state.finished or self.max_duration.reached(state)
 
     def _next_due(self) -> int:
-        """The first step at which anything can be due: after those before it, there is nothing to look at."""
-        if self.stop_reason is not None or (self._keeper is not None and self._keeper.busy):
+        """The first step at which anything can be due, ends of epochs aside: there is nothing to look at before it."""
+        busy = self._keeper is not None and self._keeper.busy
+        if busy or self.stop_reason is not None or self._evaluated_at == self.state.step:
             return 0
         return min(each.next_step(self.state) for each in self._rhythms)
 
