@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -10,6 +11,7 @@ import pytest
 from scripts.testbed.cluster import cgroups, kwok, network, processes, system
 from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.cluster.layout import Layout, Wrong
+from tests.conftest import REPOSITORY, wait_until
 from tests.testbed.kubernetes import Namespace, pod
 
 pytestmark = pytest.mark.timeout(1200)  # on a busy machine a start takes minutes
@@ -81,6 +83,17 @@ def cut_short_at(machine):
     return connect_others
 
 
+def up_that_is_killed_at(part):
+    """Starts `up` and kills it, not what it started, as soon as a part runs."""
+    environ = os.environ | {"TRAINYARD_TESTBED_CLUSTER": str(NUMBER)}
+    process = subprocess.Popen([sys.executable, "-m", "scripts.testbed", "up"], env=environ, cwd=REPOSITORY)
+    try:
+        wait_until(lambda: f"{NUMBER}/{part}" in processes.leaders(f"{NUMBER}/"), f"the start of {part}")
+    finally:
+        process.kill()
+        process.wait()
+
+
 @pytest.mark.parametrize("number", ["10", "-1", "two", ""])
 def test_the_number_of_a_cluster_is_checked(monkeypatch, number):
     monkeypatch.setenv("TRAINYARD_TESTBED_CLUSTER", number)
@@ -122,6 +135,23 @@ def test_up_mends_a_cluster_that_was_killed_and_leaves_a_whole_one_alone(own_clu
     namespace.apply(pod("after", "echo after"))
     assert namespace.printed("after") == "after\n"
     assert "before" in namespace.kubectl("get", "pods")
+
+
+@real
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("part", ["node-1/init", "node-1/containerd", "control/kube-apiserver", "node-1/kubelet"])
+def test_an_up_that_was_killed_is_finished_by_the_next_one_and_removed_by_down(own_cluster, part):
+    up_that_is_killed_at(part)
+    own_cluster.up()
+    namespace = Namespace(own_cluster, "default")
+    for name in own_cluster.nodes:
+        namespace.apply(pod(f"on-{name}", "echo here", name))
+        assert namespace.printed(f"on-{name}") == "here\n"
+    own_cluster.down()
+    up_that_is_killed_at(part)
+    namespaces = own_namespaces()
+    own_cluster.down()
+    assert list(remains(own_cluster, namespaces)) == []
 
 
 @real

@@ -41,7 +41,7 @@ def kubeconfig(layout: Layout, user: str) -> Path:
 
 
 def make(layout: Layout) -> None:
-    """Makes all of them, when they are not there."""
+    """Makes all of them, when they are not there: the administrator's kubeconfig comes last, and as a whole."""
     authority = pair(layout, "ca")
     if layout.kubeconfig.exists():
         return
@@ -128,8 +128,10 @@ def _write_kubeconfig(layout: Layout, user: str) -> None:
         "current-context": layout.name,
     }
     path = kubeconfig(layout, user)
-    path.touch(mode=0o600)
-    path.write_text(json.dumps(config, indent=1))
+    draft = path.with_name(f"{path.name}.draft")
+    draft.touch(mode=0o600)
+    draft.write_text(json.dumps(config, indent=1))
+    draft.rename(path)
 
 
 def _encoded(path: Path) -> str:

@@ -14,6 +14,7 @@ import json
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,6 @@ class Cluster:
         cgroups.remove(self.layout.name)
         if self.layout.folder.exists():
             shutil.rmtree(self.layout.folder)
-        if RUNTIME.exists() and not any(RUNTIME.iterdir()):
+        with suppress(OSError):  # not while another cluster has something there
             RUNTIME.rmdir()
-            if machine.VOLUMES.exists():
-                machine.VOLUMES.rmdir()
+            machine.VOLUMES.rmdir()

@@ -32,21 +32,24 @@ class Node(Machine):
         return self.folder / "containerd.sock"
 
     def prepare(self) -> None:
-        """Boots it with containerd and the images that every node has; raises Failed."""
+        """Boots it with containerd and the images that every node has, whatever of it is missing; raises Failed."""
         cgroups.make(f"{self.layout.name}/{self.name}")
         self.boot()
-        if self.runs(CONTAINERD):
-            return
+        if not self.runs(CONTAINERD):
+            self._start_containerd()
+        # Also of one that runs: who started it may have been killed before it had its images.
+        self.wait_ready(CONTAINERD, lambda: self.succeeds(self._ctr("version")))
+        if not {images.PAUSE, images.BUSYBOX} <= set(self.images()):
+            for archive in images.built_in():
+                self.load_image(archive)
+
+    def _start_containerd(self) -> None:
         self._write_network()
         file = self.folder / "containerd.toml"
         file.write_text(self._containerd())
         program = binaries.containerd.program(CONTAINERD)
         path = f"{program.parent}:/usr/sbin:/usr/bin:/sbin:/bin"
         self.start(CONTAINERD, [str(program), "--config", str(file), "--log-level=warn"], {"PATH": path})
-        self.wait_ready(CONTAINERD, lambda: self.succeeds(self._ctr("version")))
-        if not {images.PAUSE, images.BUSYBOX} <= set(self.images()):
-            for archive in images.built_in():
-                self.load_image(archive)
 
     def join(self) -> None:
         """Starts the kubelet, when the API server serves, and returns when the node is Ready; raises Failed."""
