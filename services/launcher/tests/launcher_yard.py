@@ -243,8 +243,8 @@ class Yard:
             STOP, kwargs={"attempt_id": attempt_id, "fence": fence}, queue=stop_queue(self.settings.pool)
         )
 
-    def send_forget(self, job_id: str, attempt_ids: list[str]) -> None:
-        kwargs = {"job_id": job_id, "attempt_ids": attempt_ids}
+    def send_forget(self, job_id: str, attempt_ids: list[str], **more: str) -> None:
+        kwargs = {"job_id": job_id, "attempt_ids": attempt_ids} | more
         self.celery.send_task(FORGET, kwargs=kwargs, queue=stop_queue(self.settings.pool))
 
     async def run(self, command: Sequence[str], **fields: object) -> str:

@@ -316,3 +316,10 @@ async def test_what_is_forgotten_leaves_disk_and_metrics(yard: Yard) -> None:
     await yard.scheduler.until(lambda: bool(yard.metrics.deleted))
     assert yard.metrics.deleted == [("default", job)]
     assert not folder.exists()
+
+
+async def test_what_nothing_is_kept_of_is_forgotten_in_the_workspace_the_scheduler_names(yard: Yard) -> None:
+    """As on a cluster, where nothing is left of an attempt that is over."""
+    yard.send_forget("job-1", ["attempt-1"], workspace="vision")
+    await yard.scheduler.until(lambda: bool(yard.metrics.deleted))
+    assert yard.metrics.deleted == [("vision", "job-1")]

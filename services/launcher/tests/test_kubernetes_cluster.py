@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
+from api_server import JOBS, PATIENCE_S, PODS, REVIEWS, ApiServer, job, pod, talking_to, token, until
 from trainyard.spec import Spec
 from trainyard_launcher.backend import Facts, JoinLater, Launch, StartError
 from trainyard_launcher.backends.kubernetes import KubernetesBackend, names
 from trainyard_launcher.backends.kubernetes.attempts import Attempt
 from trainyard_launcher.backends.kubernetes.watch import Mirror
-from trainyard_launcher.settings import Settings
 from trainyard_protos.v1 import common_pb2
 
-JOBS = "/apis/batch/v1/namespaces/default/jobs"
-PODS = "/api/v1/namespaces/default/pods"
-PATIENCE_S = 120
 FACTS = Facts("default", "job-1", "digits", "0198c0de-0000-7000-8000-00123456789a", 3, 1, 1, 30)
 LAUNCH = Launch(FACTS, [], common_pb2.Resources(cpu=1, memory_bytes=2**30), spec=Spec(command=("true",)))
 JOB = {
     "metadata": {"name": names.object_name(FACTS), "uid": "uid-1", "annotations": {names.FACTS: names.facts_to(FACTS)}}
 }
-
-
-class ApiServer:
-    """Answers what a test puts in: by method and path, one after the other, the last one for ever."""
-
-    def __init__(self) -> None:
-        self.answers: dict[tuple[str, str], list[tuple[int, Any]]] = {}
-        self.asked: list[tuple[str, str]] = []
-        self.held = asyncio.Event()
-        self.held.set()
-
-    def say(self, method: str, path: str, *answers: tuple[int, Any]) -> None:
-        self.answers[method, path] = list(answers)
-
-    async def handle(self, request: web.Request) -> web.Response:
-        key = (request.method, request.path + ("?watch" if "watch" in request.query else ""))
-        self.asked.append(key)
-        await self.held.wait()
-        waiting = self.answers.get(key, [(404, {"reason": "NotFound", "message": "not found"})])
-        status, body = waiting.pop(0) if len(waiting) > 1 else waiting[0]
-        lines = body if isinstance(body, list) else [body]
-        return web.Response(status=status, text="".join(json.dumps(line) + "\n" for line in lines))
 
 
 @pytest.fixture
@@ -58,26 +29,8 @@ async def server() -> ApiServer:
 
 @pytest.fixture
 async def backend(server: ApiServer, tmp_path: Path) -> AsyncIterator[KubernetesBackend]:
-    app = web.Application()
-    app.router.add_route("*", "/{path:.*}", server.handle)
-    async with TestServer(app) as listening:
-        config = {
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-            "clusters": [{"name": "c", "cluster": {"server": str(listening.make_url("/"))}}],
-            "users": [{"name": "u", "user": {"token": "sesame"}}],
-        }
-        (tmp_path / "config").write_text(json.dumps(config))
-        found = KubernetesBackend("yard:1", Settings(kubernetes_kubeconfig=str(tmp_path / "config")))
+    async with talking_to(server, tmp_path) as found:
         yield found
-        server.held.set()
-        await found.close()
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 async def test_a_job_of_somebody_else_with_the_same_name_stays(server: ApiServer, backend: KubernetesBackend) -> None:
@@ -113,11 +66,12 @@ async def test_a_pod_that_asks_while_its_job_is_being_made_is_not_refused_for_go
 async def test_a_cluster_that_cannot_review_a_token_refuses_nobody_for_good(
     server: ApiServer, backend: KubernetesBackend
 ) -> None:
-    server.say("POST", JOBS, (201, JOB))
-    server.say("POST", "/apis/authentication.k8s.io/v1/tokenreviews", (403, {"message": "may not create tokenreviews"}))
+    server.say("POST", JOBS, (201, made := job(FACTS)))
+    server.say("GET", f"{PODS}/{pod(made)['metadata']['name']}", (200, pod(made)))
+    server.say("POST", REVIEWS, (403, {"message": "may not create tokenreviews"}))
     await backend.start(LAUNCH)
     with pytest.raises(JoinLater, match="may not create tokenreviews"):
-        await backend.join(FACTS.attempt_id, 0, "token", _no_claim)
+        await backend.join(FACTS.attempt_id, 0, token(pod(made)), _no_claim)
 
 
 async def _no_claim() -> Launch:

@@ -14,7 +14,7 @@ from trainyard_launcher.backends.kubernetes.merge import merged, read_template
 from trainyard_launcher.settings import Settings
 from trainyard_protos.v1 import common_pb2
 
-SETTINGS = Settings(backend="kubernetes", agent_cpu=0.5, agent_memory=2**20)
+SETTINGS = Settings(backend="kubernetes", identity="platform-yard", agent_cpu=0.5, agent_memory=2**20)
 
 
 def launch(*, nodes: int = 1, workers: int = 1, gpu: int = 0, name: str = "digits", **spec: Any) -> Launch:
@@ -134,8 +134,51 @@ def test_a_folder_of_the_node_is_refused_unless_the_yard_allows_it() -> None:
     assert {"name": "data", "hostPath": {"path": "/srv"}} in allowed["spec"]["template"]["spec"]["volumes"]
 
 
+YARDS_OWN = {"kubernetes_reserved_names": "yard-*,home-yard-*", "kubernetes_service_account": "yard-job"}
+KEY = SecretSource(secret=SecretKeyReference(name="yard-attempt-key", key="attempt.key"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"secrets": (Secret(name="KEY", from_=KEY),)}, "spec.secrets: 'yard-attempt-key'"),
+        (
+            {"kubernetes": Kubernetes(volumes=(Volume(name="v", mount_path="/v", secret="yard-tls"),))},
+            "spec.kubernetes.volumes: 'yard-tls'",
+        ),
+        (
+            {
+                "kubernetes": Kubernetes(
+                    volumes=(Volume(name="v", mount_path="/v", persistent_volume_claim="home-yard-metrics-0"),)
+                )
+            },
+            "spec.kubernetes.volumes: 'home-yard-metrics-0'",
+        ),
+        ({"kubernetes": Kubernetes(pull_secrets=("yard-token",))}, "spec.kubernetes.pullSecrets: 'yard-token'"),
+        (
+            {"kubernetes": Kubernetes(service_account="yard-launcher")},
+            "spec.kubernetes.serviceAccount: 'yard-launcher'",
+        ),
+    ],
+)
+def test_what_is_the_yards_own_no_job_may_name(asked: dict[str, Any], said: str) -> None:
+    settings = SETTINGS.model_copy(update=YARDS_OWN)
+    with pytest.raises(StartError, match=f"{said} belongs to the yard itself"):
+        manifests.job(launch(**asked), "yard:1", settings)
+
+
+def test_the_account_that_is_there_for_jobs_may_be_named() -> None:
+    wanted = launch(kubernetes=Kubernetes(service_account="yard-job"))
+    manifests.job(wanted, "yard:1", SETTINGS.model_copy(update=YARDS_OWN))
+
+
 def test_workers_have_their_grace_period_before_kubernetes_kills_them() -> None:
     assert pod_spec()["terminationGracePeriodSeconds"] >= 2 * 30
+
+
+@pytest.mark.parametrize("grace_s", [0, 3, 10, 30, 600])
+def test_the_workers_share_is_found_again_in_the_pods_grace_period(grace_s: float) -> None:
+    assert manifests.grace_within(manifests._grace_s(grace_s)) == grace_s
 
 
 # The template of whoever runs the yard

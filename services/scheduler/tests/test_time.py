@@ -134,7 +134,12 @@ async def test_a_job_is_forgotten_after_its_ttl_and_its_launcher_is_told(yard: Y
     kept = await yard.ended((await yard.submit()).id, COMPLETED)
     yard.move(clock, 1800)
     message = await yard.message("pool.local.stop", "job_id", job.id)
-    assert message == {"task": "trainyard.forget", "job_id": job.id, "attempt_ids": [job.attempt_id]}
+    assert message == {
+        "task": "trainyard.forget",
+        "job_id": job.id,
+        "attempt_ids": [job.attempt_id],
+        "workspace": job.workspace,
+    }
     with pytest.raises(grpc.aio.AioRpcError) as gone:
         await yard.job(job.id)
     assert reason_of(gone.value) == "JobNotFound"

@@ -31,15 +31,12 @@ _TOKEN_MIN = 16  # characters; ours have 43
 class Principal:
     """The caller of a method."""
 
-    kind: Literal["user", "attempt", "stranger"]
+    kind: Literal["user", "attempt"]
     workspace: str = ""  # "" for a user: every workspace
     job_id: str = ""
     attempt_id: str = ""
     fence: int = 0
 
-
-STRANGER = Principal("stranger")
-"""Who has no token yet: counted like everybody else, and allowed nothing by it."""
 
 _principal: ContextVar[Principal] = ContextVar("principal")
 

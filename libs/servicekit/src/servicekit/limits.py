@@ -26,9 +26,7 @@ class Rate:
     burst: int
 
 
-DEFAULT_RATES: Mapping[str, Rate] = MappingProxyType(
-    {"user": Rate(1000, 5000), "attempt": Rate(200, 1000), "stranger": Rate(1000, 5000)}
-)
+DEFAULT_RATES: Mapping[str, Rate] = MappingProxyType({"user": Rate(1000, 5000), "attempt": Rate(200, 1000)})
 """By kind of principal. A stream counts as one call: what travels in it is bounded by flow control."""
 
 
@@ -66,9 +64,7 @@ class CallLimiter:
 
 
 def _too_many(principal: Principal, service: str, rate: Rate, wait_s: float) -> ResourceExhausted:
-    who = {"attempt": f"attempt {principal.attempt_id}", "stranger": "who has no token yet"}.get(
-        principal.kind, "the holder of the yard's token"
-    )
+    who = f"attempt {principal.attempt_id}" if principal.kind == "attempt" else "the holder of the yard's token"
     return ResourceExhausted(
         f"{who} calls {service} more often than {rate.per_s:g} times a second",
         reason="TooManyCalls",

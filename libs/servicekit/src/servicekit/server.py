@@ -13,7 +13,7 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from trainyard.channel import OPTIONS, is_loopback
 
-from servicekit.auth import STRANGER, Authenticator, set_principal
+from servicekit.auth import Authenticator, set_principal
 from servicekit.certificates import Tls as Tls
 from servicekit.certificates import grpc_credentials
 from servicekit.errors import Internal, ServiceError
@@ -22,7 +22,8 @@ from servicekit.limits import CallLimiter
 logger = logging.getLogger(__name__)
 
 _OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
-# Who calls these has no token of the yard yet; they find out themselves who it is.
+# Who calls these has no token of the yard yet: they find out themselves who it is, and bound what that costs. Counting
+# strangers together here would let one of them keep all others out.
 _INTRODUCTIONS = frozenset({"/trainyard.v1.AgentService/Join"})
 
 
@@ -78,7 +79,6 @@ class _Guard(grpc.aio.ServerInterceptor):
 
     def _admit(self, method: str, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if method in _INTRODUCTIONS:
-            self._limiter.admit(STRANGER, service)
             return
         header = ""
         for key, value in context.invocation_metadata() or ():

@@ -127,10 +127,14 @@ class Launcher:
         await self._supervisor.close()
         await self._channel.close()
 
-    async def _forget(self, job_id: str, attempt_ids: Sequence[str]) -> None:
-        """Removes what is kept of an ended job: folders here, runs in metrics."""
+    async def _forget(self, job_id: str, attempt_ids: Sequence[str], workspace: str) -> None:
+        """Removes what is kept of an ended job: folders here, runs in metrics.
+
+        Args:
+            workspace: the job's; "" when the scheduler did not say it, as earlier versions do not.
+        """
         await self._supervisor.settle(attempt_ids)  # that they are forgotten says that the scheduler knows their end
         found = await self._backend.forget(attempt_ids)
-        for workspace in set(found.values()) or {"default"}:
-            request = metrics_pb2.DeleteJobRunsRequest(workspace=workspace, job_id=job_id)
+        for each in {workspace} if workspace else set(found.values()) or {"default"}:
+            request = metrics_pb2.DeleteJobRunsRequest(workspace=each, job_id=job_id)
             await self._metrics.DeleteJobRuns(request, timeout=self._settings.call_timeout_s)

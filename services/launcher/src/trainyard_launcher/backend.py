@@ -71,11 +71,15 @@ class NodeEnd:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An attempt of an earlier life of the launcher: the nodes that are over, and those that were never started."""
+    """An attempt of an earlier life of the launcher: the nodes that are over, and those that were never started.
+
+    `remark`, reason and text, is for the job's events.
+    """
 
     facts: Facts
     ends: Sequence[NodeEnd] = ()
     unstarted: Sequence[int] = ()
+    remark: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,9 @@ class ClusterSettings(ServiceSettings):
     """When images are pulled, unless the job says so itself."""
     kubernetes_service_account: str = "default"
     """Account of pods whose job names none. It needs no rights."""
+    kubernetes_reserved_names: str = ""
+    """Names of Secrets, claims and service accounts that jobs may not use, because they are the yard's own, with commas
+    between them; `*` stands for any characters."""
     kubernetes_run_as_user: int = Field(default=1000, gt=0)
     """User of the workers of jobs that name none."""
     kubernetes_run_as_group: int = Field(default=1000, gt=0)

@@ -12,6 +12,7 @@ from servicekit.auth import AttemptTokens
 from servicekit.settings import from_environment
 
 from trainyard_launcher.app import Launcher
+from trainyard_launcher.registration import launcher_id
 from trainyard_launcher.settings import Settings
 
 if TYPE_CHECKING:
@@ -46,24 +47,25 @@ def compose(
     changes: dict[str, object] = {"tied_to_pid": tied_to[0], "tied_to_start_time": tied_to[1]} if tied_to[0] else {}
     if ca_file is not None:
         changes["ca_file"] = str(ca_file)
-    settings = from_environment(Settings, "TRAINYARD_LAUNCHER", environ).model_copy(update=changes)
+    settings = from_environment(Settings, "TRAINYARD_LAUNCHER", environ)
+    settings = settings.model_copy(update=changes | {"identity": settings.identity or launcher_id(home)})
     return Launcher(
         home=home,
         celery=celery,
         endpoint=endpoint,
         token=token,
         tokens=tokens,
-        backend=backend or _backend(home, endpoint, settings),
+        backend=backend or _backend(home, endpoint, settings, registry),
         settings=settings,
         registry=registry,
     )
 
 
-def _backend(home: Path, endpoint: str, settings: Settings) -> Backend:
+def _backend(home: Path, endpoint: str, settings: Settings, registry: CollectorRegistry | None) -> Backend:
     if settings.backend == "kubernetes":
         from trainyard_launcher.backends.kubernetes import KubernetesBackend
 
-        return KubernetesBackend(endpoint, settings)
+        return KubernetesBackend(endpoint, settings, registry)
     from trainyard_launcher.backends.process import ProcessBackend
 
     return ProcessBackend(home, settings)

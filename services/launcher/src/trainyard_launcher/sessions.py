@@ -97,8 +97,9 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
     async def Join(
         self, request: launcher_pb2.JoinRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> launcher_pb2.JoinResponse:
-        """What the agent in a pod has to do; see the proto."""
-        await self._supervisor.opened.wait()
+        """What the agent in a pod has to do; see the proto. Who asks may be anybody: nothing waits for them."""
+        if not self._supervisor.opened.is_set():
+            raise Unavailable("the launcher still looks for what runs", reason="JoinLater", hint="ask again")
         attempt = self._supervisor.attempts.get(request.attempt_id)
         if attempt is None or not 0 <= request.node < attempt.facts.nodes:
             raise NotFound(f"attempt {request.attempt_id} has no node {request.node} here", reason="NotAssigned")

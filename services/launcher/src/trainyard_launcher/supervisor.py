@@ -75,6 +75,8 @@ class Supervisor:
             attempt = Attempt(found.facts, now, minted=now - self._settings.token_ttl_s)
             attempt.unstarted = tuple(found.unstarted)
             self.attempts.add(attempt)
+            if found.remark is not None:
+                self.note(attempt, *found.remark)
             for end in found.ends:
                 self.ended(end)
         self.opened.set()

@@ -19,7 +19,7 @@ from servicekit.celery import FORGET, LAUNCH, STOP
 logger = logging.getLogger(__name__)
 
 OnAttempt = Callable[[str, int], Coroutine[Any, Any, None]]
-OnForget = Callable[[str, Sequence[str]], Coroutine[Any, Any, None]]
+OnForget = Callable[[str, Sequence[str], str], Coroutine[Any, Any, None]]
 
 
 def register(
@@ -44,8 +44,8 @@ def register(
     def on_stop(attempt_id: str, fence: int) -> None:
         _wait(loop, stop(attempt_id, fence), timeout_s, STOP, attempt_id)
 
-    def on_forget(job_id: str, attempt_ids: list[str]) -> None:
-        _wait(loop, forget(job_id, attempt_ids), timeout_s, FORGET, job_id)
+    def on_forget(job_id: str, attempt_ids: list[str], workspace: str = "") -> None:
+        _wait(loop, forget(job_id, attempt_ids, workspace), timeout_s, FORGET, job_id)
 
     for name, task in ((LAUNCH, on_launch), (STOP, on_stop), (FORGET, on_forget)):
         celery.register(app, name, task)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy
 from servicekit.celery import FORGET, stop_queue
@@ -79,7 +79,7 @@ def remove_expired(tx: Transaction, limit: int) -> None:
 
 def _remove(tx: Transaction, jobs: Sequence[Job]) -> None:
     ids = [job.id for job in jobs]
-    _tell_launchers(tx, ids)
+    _tell_launchers(tx, {job.id: job.workspace for job in jobs})
     newest = sqlalchemy.select(sqlalchemy.func.max(EVENTS.c.seq)).scalar_subquery()
     for statement in (
         sqlalchemy.delete(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(ids)),
@@ -98,12 +98,13 @@ def _forget(index: Index, state: JobState) -> None:
     index.moved(state, None)
 
 
-def _tell_launchers(tx: Transaction, job_ids: Sequence[str]) -> None:
+def _tell_launchers(tx: Transaction, workspaces: Mapping[str, str]) -> None:
+    """`workspaces` is by job id: launchers on a cluster have forgotten it long since."""
     rows = tx.connection.execute(
-        sqlalchemy.select(ATTEMPTS.c.pool, ATTEMPTS.c.job_id, ATTEMPTS.c.id).where(ATTEMPTS.c.job_id.in_(job_ids))
+        sqlalchemy.select(ATTEMPTS.c.pool, ATTEMPTS.c.job_id, ATTEMPTS.c.id).where(ATTEMPTS.c.job_id.in_(workspaces))
     )
     attempts: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
     for pool, job_id, attempt_id in rows:
         attempts[pool, job_id].append(attempt_id)
     for (pool, job_id), attempt_ids in attempts.items():
-        tx.send(stop_queue(pool), FORGET, job_id=job_id, attempt_ids=attempt_ids)
+        tx.send(stop_queue(pool), FORGET, job_id=job_id, attempt_ids=attempt_ids, workspace=workspaces[job_id])

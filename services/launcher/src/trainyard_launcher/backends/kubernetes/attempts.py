@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_launcher.backend import Facts, Launch
+from trainyard_launcher.backends.kubernetes.allowance import Allowance
 from trainyard_launcher.backends.kubernetes.pods import Pod, Trouble
 
 
@@ -20,6 +21,8 @@ class Node:
     asked: bool = False  # its end is our wish
     verdict: common_pb2.Exit | None = None  # why we ended it
     joined: str = ""  # uid of the pod whose agent has the plan
+    reviews: Allowance = field(default_factory=Allowance)  # of tokens that say they are its pod's
+    lookups: Allowance = field(default_factory=Allowance)  # of pods that may be its own
     trouble: Trouble | None = None
     troubled_since: float = 0.0
 

@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from functools import partial
 
+from prometheus_client import CollectorRegistry
 from trainyard.cluster import Api, ApiError, load_configuration
 from trainyard_protos.v1 import launcher_pb2, scheduler_pb2
 
 from trainyard_launcher.backend import (
     Claim,
+    Facts,
     Found,
     Joined,
     JoinLater,
@@ -30,11 +33,14 @@ from trainyard_launcher.backend import (
     ShellRequest,
     StartError,
 )
-from trainyard_launcher.backends.kubernetes import machines, manifests, names, pods, tokens
+from trainyard_launcher.backends.kubernetes import jobs, machines, manifests, names, pods, tokens
 from trainyard_launcher.backends.kubernetes.attempts import Attempt, Node
 from trainyard_launcher.backends.kubernetes.exec import PodShell
+from trainyard_launcher.backends.kubernetes.foreign import Foreign
 from trainyard_launcher.backends.kubernetes.keeper import Keeper
 from trainyard_launcher.backends.kubernetes.merge import read_template
+from trainyard_launcher.backends.kubernetes.patience import patiently
+from trainyard_launcher.backends.kubernetes.services import Services
 from trainyard_launcher.background import Background
 from trainyard_launcher.scheduler import backoff
 from trainyard_launcher.settings import Settings
@@ -42,6 +48,12 @@ from trainyard_launcher.settings import Settings
 logger = logging.getLogger(__name__)
 
 _LOG_LINES = 20
+_UNREADABLE = "FactsUnreadable"
+_REBUILT = (
+    "annotation trainyard.dev/facts of Job {} cannot be read: it was changed, or a later version of the yard wrote it; "
+    "the attempt goes on by what the labels say, without its deadline"
+)
+_LEFT_ALONE = "neither its annotation trainyard.dev/facts nor its labels say what it is: restore them, or delete it"
 _KILL_S = 1  # from SIGTERM to SIGKILL for what has to end at once; 0 would not wait for the kubelet's word
 
 
@@ -50,12 +62,15 @@ class KubernetesBackend:
 
     Args:
         endpoint: host:port of the yard, unless the settings name another for pods.
+        registry: where its numbers are shown.
 
     Raises:
-        ValueError: there is no way to an API server, or the pod template cannot be read.
+        ValueError: there is no way to an API server, the pod template cannot be read, or there is no identity.
     """
 
-    def __init__(self, endpoint: str, settings: Settings) -> None:
+    def __init__(self, endpoint: str, settings: Settings, registry: CollectorRegistry | None = None) -> None:
+        if not settings.identity:
+            raise ValueError("identity: what a launcher makes in a cluster carries it; set TRAINYARD_LAUNCHER_IDENTITY")
         self._settings = settings
         self._endpoint = settings.kubernetes_agent_endpoint or endpoint
         self._template = read_template(settings.kubernetes_pod_template)
@@ -72,29 +87,36 @@ class KubernetesBackend:
         self._core = f"/api/v1/namespaces/{settings.kubernetes_namespace}"
         self._batch = f"/apis/batch/v1/namespaces/{settings.kubernetes_namespace}"
         self._background = Background()
-        self._keeper = Keeper(self._api, settings, self._background)
+        self._keeper = Keeper(self._api, settings, self._endpoint, self._background)
+        (registry or CollectorRegistry()).register(self._keeper.judge)
+        self._foreign = Foreign(self._api, settings, self._endpoint, self._background)
+        self._services = Services(self._api, settings, self._keeper, self._background)
 
     def machines(self) -> Sequence[scheduler_pb2.Machine]:
-        """The nodes of the cluster that take pods."""
-        return machines.offered(self._keeper.machines.objects.values(), self._settings)
+        """The nodes of the cluster that take pods, with what others leave of them."""
+        return machines.offered(self._keeper.machines.objects.values(), self._settings, self._foreign.taken())
 
     # Finding what an earlier life left
 
     async def open(self, observer: Observer) -> Sequence[Found]:
-        """Takes over the Jobs of this pool; waits for an API server that is away."""
-        await self._keeper.open(observer)
-        found = []
-        for job in list(self._keeper.jobs.objects.values()):
-            attempt = Attempt(job.facts, job.name, job.uid)
-            ends = self._keeper.take_over(attempt)
-            self._keeper.keep(attempt)
-            found.append(Found(job.facts, ends))
-            if job.facts.nodes > 1 and not attempt.over:
-                self._background.run(self._ensure_service(job.metadata), f"service of {job.name}")
-        for pod in list(self._keeper.pods.objects.values()):
-            if pod.attempt_id not in self._keeper.attempts:
-                self._background.run(self._keeper.delete_pod(pod.name), f"orphan {pod.name}")
+        """Takes over the Jobs of this launcher; waits for an API server that is away."""
+        await asyncio.gather(self._keeper.open(observer), self._foreign.open())
+        self._services.watch()
+        found = [self._take_over(job, job.facts) for job in self._keeper.jobs.objects.values() if job.facts is not None]
+        for job in self._keeper.jobs.objects.values():
+            if job.facts is None:
+                logger.error("job left alone", extra={"object": job.name, "reason": _UNREADABLE, "why": _LEFT_ALONE})
+        for pod in self._keeper.orphans():
+            self._background.run(self._keeper.delete_pod(pod.name), f"orphan {pod.name}")
         return found
+
+    def _take_over(self, job: jobs.JobState, facts: Facts) -> Found:
+        attempt = Attempt(facts, job.name, job.uid)
+        ends = self._keeper.take_over(attempt)
+        self._keeper.keep(attempt)
+        if facts.nodes > 1 and not attempt.over:
+            self._background.run(self._services.ensure(job.metadata), f"service of {job.name}")
+        return Found(facts, ends, remark=(_UNREADABLE, _REBUILT.format(job.name)) if job.rebuilt else None)
 
     # Starting
 
@@ -109,7 +131,7 @@ class KubernetesBackend:
         try:
             attempt.uid = await self._make_job(body)
             if launch.facts.nodes > 1:
-                await self._ensure_service(body["metadata"] | {"uid": attempt.uid})
+                await self._make_service(body["metadata"] | {"uid": attempt.uid})
         except StartError as error:
             self._keeper.drop(launch.facts.attempt_id)
             if not isinstance(error, _NotOurs):
@@ -122,7 +144,7 @@ class KubernetesBackend:
         """The uid of the attempt's Job, made or found."""
         path = f"{self._batch}/jobs"
         try:
-            made = await self._patiently(partial(self._api.create, path, body))
+            made = await patiently(partial(self._api.create, path, body), self._settings.connect_s)
         except ApiError as error:
             if error.status != 409:
                 raise _refused(error) from error
@@ -131,33 +153,18 @@ class KubernetesBackend:
 
     async def _made_before(self, path: str, body: manifests.Object) -> manifests.Object:
         try:
-            made = await self._patiently(partial(self._api.get, path))
+            made = await patiently(partial(self._api.get, path), self._settings.connect_s)
         except ApiError as error:
             raise _refused(error) from error
         if names.facts_of(made["metadata"]) != names.facts_of(body["metadata"]):
             raise _NotOurs(f"the namespace has another Job named {body['metadata']['name']}: remove or rename it")
         return made
 
-    async def _ensure_service(self, job_metadata: manifests.Object) -> None:
+    async def _make_service(self, job_metadata: manifests.Object) -> None:
         try:
-            made = manifests.service({"metadata": job_metadata})
-            await self._patiently(partial(self._api.create, f"{self._core}/services", made))
+            await self._services.ensure(job_metadata)
         except ApiError as error:
-            if error.status != 409:
-                raise _refused(error) from error
-
-    async def _patiently(self, ask: Callable[[], Awaitable[manifests.Object]]) -> manifests.Object:
-        """Makes or reads an object; waits for an API server that is away, as long as an agent may take to join."""
-        give_up = asyncio.get_running_loop().time() + self._settings.connect_s
-        for pause_s in backoff():
-            try:
-                return await ask()
-            except ApiError as error:
-                if not error.away or asyncio.get_running_loop().time() > give_up:
-                    raise
-                logger.info("not made yet", extra={"code": error.status, "why": str(error)})
-            await asyncio.sleep(pause_s)
-        raise AssertionError("backoff never ends")
+            raise _refused(error) from error
 
     # Agents
 
@@ -168,27 +175,43 @@ class KubernetesBackend:
             raise JoinRefused(f"attempt {attempt_id} is not here")
         if not attempt.uid:  # its pods may be there before the answer to making it, which may have been lost
             raise JoinLater("the Job of this pod is still being made")
-        try:
-            identity = await tokens.review(self._api, credential)
-            pod = await self._pod(identity)
-        except ApiError as error:
-            if error.status == 404:
-                raise JoinRefused("there is no such pod any more") from error
-            raise JoinLater(f"the cluster did not say whose token this is: {error}") from error
-        _check(attempt, attempt.nodes[node], pod, identity)
+        await self._introduce(attempt, attempt.nodes[node], credential)
         if attempt.launch is None:
             attempt.launch = await claim()
         joined = self._complete(attempt.launch, attempt, node)
-        attempt.nodes[node].joined = identity.uid
         if all(each.joined for each in attempt.nodes):
             attempt.launch = None
         return joined
 
-    async def _pod(self, identity: tokens.PodIdentity) -> pods.Pod | None:
-        if identity.namespace != self._settings.kubernetes_namespace:
+    async def _introduce(self, attempt: Attempt, node: Node, credential: str) -> None:
+        """Raises unless who asks is the node's pod.
+
+        Strangers may ask as well, as often as they like. What their tokens say costs no request, a token that says it
+        is the node's own is reviewed now and then, and nobody spends what another node's pod needs.
+        """
+        claimed = tokens.claimed(credential)
+        try:
+            pod = await self._pod(node, claimed)
+            _check(attempt, node, pod, claimed)
+            if not node.reviews.take(time.monotonic()):
+                raise JoinLater(f"node {node.index} asks too often")
+            identity = await tokens.review(self._api, credential)
+        except ApiError as error:
+            if error.status == 404:
+                raise JoinRefused("there is no such pod any more") from error
+            raise JoinLater(f"the cluster did not say whose token this is: {error}") from error
+        _check(attempt, node, pod, identity)
+        node.joined = identity.uid
+
+    async def _pod(self, node: Node, claimed: tokens.PodIdentity) -> pods.Pod | None:
+        if claimed.namespace != self._settings.kubernetes_namespace:
             return None
-        known = self._keeper.pods.objects.get(identity.name)
-        return known or pods.read(await self._api.get(f"{self._core}/pods/{identity.name}"))
+        known = self._keeper.pods.objects.get(claimed.name)
+        if known is not None:
+            return known
+        if not node.lookups.take(time.monotonic()):
+            raise JoinLater(f"pod {claimed.name} was not seen yet")
+        return pods.read(await self._api.get(f"{self._core}/pods/{claimed.name}"))
 
     def _complete(self, launch: Launch, attempt: Attempt, node: int) -> Joined:
         plan = launcher_pb2.NodePlan()
@@ -265,13 +288,13 @@ class KubernetesBackend:
                 return await self._api.delete(f"{self._batch}/jobs/{name}", propagationPolicy="Background")
             except ApiError as error:
                 if not error.away:
-                    logger.error("job not deleted", extra={"name": name, "why": str(error)})
+                    logger.error("job not deleted", extra={"object": name, "why": str(error)})
                     return None
             await asyncio.sleep(pause_s)
         raise AssertionError("backoff never ends")
 
     async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
-        """Nothing is kept of attempts that are over."""
+        """Nothing is kept of attempts that are over, their workspaces neither."""
         return {}
 
     async def close(self) -> None:

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from servicekit.ownership import owned_by
 from trainyard.cluster import Api, ApiError
 
-from trainyard_launcher.backends.kubernetes import machines, names
+from trainyard_launcher.backends.kubernetes import machines
 from trainyard_launcher.backends.kubernetes.watch import Mirror
 from trainyard_launcher.background import Background
 from trainyard_launcher.settings import Settings
@@ -38,15 +39,14 @@ class Taken:
 class Foreign:
     """Lives on the loop's thread."""
 
-    def __init__(self, api: Api, settings: Settings, background: Background) -> None:
+    def __init__(self, api: Api, settings: Settings, endpoint: str, background: Background) -> None:
         self._api, self._background = api, background
         self._mirror = Mirror(
             api,
             _PATH,
-            read,
+            lambda pod: None if owned_by(pod, settings.identity, endpoint) else read(pod),
             lambda *_: None,
             key=lambda metadata: f"{metadata['namespace']}/{metadata['name']}",
-            labelSelector=f"{names.POOL}!={names.label_value(settings.pool)}",
             fieldSelector=_ON_A_NODE,
         )
 
@@ -55,7 +55,7 @@ class Foreign:
         try:
             await self._api.get(_PATH, limit="1")
         except ApiError as error:
-            if error.status in (401, 403):
+            if not error.away:
                 logger.warning(
                     "pods of others are not watched: capacity counts them as room", extra={"why": str(error)}
                 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainyard_launcher.backend import Facts
-from trainyard_launcher.backends.kubernetes import names
+from trainyard_launcher.backends.kubernetes import manifests, names
 from trainyard_launcher.backends.kubernetes.pods import Trouble, create_trouble, mount_trouble
 
 _MOUNT_REASONS = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
@@ -20,8 +20,15 @@ class JobState:
     name: str
     uid: str
     labels: Mapping[str, str]
-    facts: Facts
+    facts: Facts | None  # None when neither annotation nor labels say what it is
+    rebuilt: bool  # facts are what the labels say, for the annotation cannot be read
     finished: bool
+    deleting: bool
+
+    @property
+    def ending(self) -> bool:
+        """Whether what belongs to it is, or will be, taken away."""
+        return self.finished or self.deleting
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -38,21 +45,39 @@ class Warned:
     trouble: Trouble
 
 
-def read(job: Mapping[str, Any]) -> JobState | None:
-    """What is kept of a Job; None when no launcher made it."""
+def read(job: Mapping[str, Any]) -> JobState:
+    """What is kept of a Job that a launcher made."""
     metadata = job["metadata"]
     facts = names.facts_of(metadata)
-    if facts is None:
-        return None
     done = ("Complete", "Failed")
     conditions = job.get("status", {}).get("conditions", ())
     return JobState(
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
         labels=metadata.get("labels", {}),
-        facts=facts,
+        facts=facts or _rebuilt(job),
+        rebuilt=facts is None,
         finished=any(each["type"] in done and each["status"] == "True" for each in conditions),
+        deleting="deletionTimestamp" in metadata,
     )
+
+
+def _rebuilt(job: Mapping[str, Any]) -> Facts | None:
+    """The facts as far as labels and spec have them: without deadline, and with one worker a node."""
+    labels, spec = job["metadata"].get("labels", {}), job.get("spec", {})
+    try:
+        return Facts(
+            workspace=labels[names.WORKSPACE],
+            job_id=labels[names.JOB_ID],
+            job_name=labels[names.JOB],
+            attempt_id=labels[names.ATTEMPT_ID],
+            fence=int(labels[names.FENCE]),
+            nodes=int(spec["completions"]),
+            workers_per_node=1,
+            grace_s=manifests.grace_within(spec["template"]["spec"]["terminationGracePeriodSeconds"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def read_warning(event: Mapping[str, Any]) -> Warned | None:

@@ -12,14 +12,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
+from servicekit.ownership import owned_by
 from trainyard.cluster import Api, ApiError
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_launcher.backend import NodeEnd, Observer
-from trainyard_launcher.backends.kubernetes import jobs, losses, machines, names, pods
+from trainyard_launcher.backends.kubernetes import jobs, machines, names, pods
 from trainyard_launcher.backends.kubernetes.attempts import Attempt, Node
+from trainyard_launcher.backends.kubernetes.judge import HELD, HELD_MESSAGE, Judge
 from trainyard_launcher.backends.kubernetes.watch import Mirror
 from trainyard_launcher.background import Background
 from trainyard_launcher.scheduler import backoff
@@ -27,26 +30,37 @@ from trainyard_launcher.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _JUDGE_S = 1.0
 
 
 class Keeper:
     """Lives on the loop's thread."""
 
-    def __init__(self, api: Api, settings: Settings, background: Background) -> None:
-        self._api, self._settings, self._background = api, settings, background
+    def __init__(self, api: Api, settings: Settings, endpoint: str, background: Background) -> None:
+        self._api, self._settings, self._endpoint, self._background = api, settings, endpoint, background
         self._core = f"/api/v1/namespaces/{settings.kubernetes_namespace}"
         self._batch = f"/apis/batch/v1/namespaces/{settings.kubernetes_namespace}"
         ours = names.selector(settings.pool)
         self.attempts: dict[str, Attempt] = {}
         self._by_name: dict[str, Attempt] = {}
-        self.pods = Mirror(api, f"{self._core}/pods", pods.read, self._pod_changed, labelSelector=ours)
-        self.jobs = Mirror(api, f"{self._batch}/jobs", jobs.read, self._job_changed, labelSelector=ours)
+        self.pods = Mirror(api, f"{self._core}/pods", self._own(pods.read), self._pod_changed, labelSelector=ours)
+        self.jobs = Mirror(api, f"{self._batch}/jobs", self._own(jobs.read), self._job_changed, labelSelector=ours)
         self.machines = Mirror(api, "/api/v1/nodes", machines.read, lambda *_: None)
         self._warnings = Mirror(
             api, f"{self._core}/events", jobs.read_warning, self._warned, fieldSelector="type=Warning"
         )
+        self.judge = Judge(api, settings.kubernetes_lost_silence_s, settings.pool)
         self._observer: Observer
+
+    def _own(self, read: Callable[[dict[str, Any]], T | None]) -> Callable[[dict[str, Any]], T | None]:
+        """Reads what this launcher made: another yard may have a pool of the same name in the namespace."""
+
+        def keep(found: dict[str, Any]) -> T | None:
+            return read(found) if owned_by(found, self._settings.identity, self._endpoint) else None
+
+        return keep
 
     async def open(self, observer: Observer) -> None:
         """Returns when all that is there is known."""
@@ -68,6 +82,17 @@ class Keeper:
         if attempt is not None:
             self._by_name.pop(attempt.name, None)
         return attempt
+
+    def named(self, name: str) -> Attempt | None:
+        """The attempt whose Job and Service have this name."""
+        return self._by_name.get(name)
+
+    def orphans(self) -> list[pods.Pod]:
+        """Pods of no attempt and of no Job: nobody will ever ask for them."""
+        owners = {job.uid for job in self.jobs.objects.values()}
+        return [
+            pod for pod in self.pods.objects.values() if pod.attempt_id not in self.attempts and pod.owner not in owners
+        ]
 
     def pods_of(self, attempt_id: str) -> list[pods.Pod]:
         """The attempt's pods as they are known now."""
@@ -179,8 +204,9 @@ class Keeper:
     async def _judge(self) -> None:
         while True:
             await asyncio.sleep(_JUDGE_S)
-            self._judge_images(time.monotonic())
-            self._judge_machines()
+            now = time.monotonic()
+            self._judge_images(now)
+            await self._judge_machines(now)
 
     def _judge_images(self, now: float) -> None:
         for _, node in self._alive():
@@ -191,22 +217,24 @@ class Keeper:
                 node.verdict = common_pb2.Exit(reason=trouble.reason, message=trouble.message)
                 self._background.run(self.delete_pod(node.pod.name), f"give up {node.pod.name}")
 
-    def _judge_machines(self) -> None:
+    async def _judge_machines(self, now: float) -> None:
         ready = {name: machine.ready for name, machine in self.machines.objects.items()}
-        if all(ready.values()) and not self._on_vanished(ready):
-            return
+        found = await self.judge.judge(ready, self._silences(), now)
+        for attempt, node in list(self._alive()):
+            if node.pod is not None and node.pod.machine in found.lost:
+                self._lose(attempt, node, node.pod)
+            elif node.pod is not None and node.pod.machine in found.held and HELD not in attempt.told:
+                attempt.told.add(HELD)
+                message = HELD_MESSAGE.format(node.pod.machine, node.pod.machine)
+                self._observer.remark(attempt.facts.attempt_id, HELD, message)
+
+    def _silences(self) -> dict[str, list[float]]:
         silent: dict[str, list[float]] = {}
         for attempt, node in self._alive():
             if node.pod is not None and node.pod.machine:
                 silence_s = self._observer.silent_s(attempt.facts.attempt_id, node.index)
                 silent.setdefault(node.pod.machine, []).append(silence_s)
-        gone = losses.lost(ready, silent, self._settings.kubernetes_lost_silence_s)
-        for attempt, node in list(self._alive()):
-            if node.pod is not None and node.pod.machine in gone:
-                self._lose(attempt, node, node.pod)
-
-    def _on_vanished(self, ready: dict[str, bool]) -> bool:
-        return any(node.pod and node.pod.machine and node.pod.machine not in ready for _, node in self._alive())
+        return silent
 
     def _lose(self, attempt: Attempt, node: Node, pod: pods.Pod) -> None:
         logger.warning("machine lost", extra={"attempt": attempt.facts.attempt_id, "machine": pod.machine})

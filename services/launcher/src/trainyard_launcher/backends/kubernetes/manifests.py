@@ -10,11 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from servicekit.ownership import ENDPOINT_VARIABLE
 from trainyard.spec import Kubernetes, Spec, quantities
 from trainyard.spec.cluster import Toleration, Volume
 
 from trainyard_launcher.backend import Launch, StartError
-from trainyard_launcher.backends.kubernetes import names
+from trainyard_launcher.backends.kubernetes import names, reserved
 from trainyard_launcher.backends.kubernetes.merge import merged
 from trainyard_launcher.settings import Settings
 
@@ -43,7 +44,9 @@ def job(launch: Launch, endpoint: str, settings: Settings, template: Mapping[str
         StartError: the job asks for something that is not allowed here.
     """
     facts = launch.facts
-    labels = names.labels(facts, settings.pool)
+    if launch.spec is not None:
+        reserved.check(launch.spec, settings)
+    labels = names.labels(facts, settings.pool, settings.identity)
     pod = {
         "metadata": {"labels": labels, "annotations": {}},
         "spec": _pod_spec(launch, endpoint, settings),
@@ -185,7 +188,7 @@ def _worker_container(launch: Launch, spec: Spec, wishes: Kubernetes, endpoint: 
 
 def _environment(launch: Launch, spec: Spec, endpoint: str) -> list[Object]:
     own = {
-        "TRAINYARD_ENDPOINT": endpoint,
+        ENDPOINT_VARIABLE: endpoint,
         "TRAINYARD_ATTEMPT_ID": launch.facts.attempt_id,
         "TRAINYARD_CA_FILE": f"{_IDENTITY}/ca.crt",
         "TRAINYARD_TOKEN_FILE": f"{_IDENTITY}/token",
@@ -261,3 +264,9 @@ def _volume(wish: Volume, settings: Settings) -> Object:
 def _grace_s(grace_s: float) -> int:
     """From SIGTERM to SIGKILL: for the workers, then for what is still to be stored, then for saying so."""
     return math.ceil(grace_s + max(grace_s, _LEAST_DRAIN_S) + _GOODBYE_S)
+
+
+def grace_within(seconds: float) -> float:
+    """The workers' share of a pod's grace period."""
+    left_s = seconds - _GOODBYE_S
+    return max(0.0, min(left_s / 2, left_s - _LEAST_DRAIN_S))

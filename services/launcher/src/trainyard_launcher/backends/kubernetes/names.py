@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
+
+from pydantic import TypeAdapter
+from servicekit.ownership import LAUNCHER, identity_label
 
 from trainyard_launcher.backend import Facts
 
@@ -19,6 +22,7 @@ INDEX = "batch.kubernetes.io/job-completion-index"
 
 _NAME_MOST = 40  # a pod's host name, `<name>-<12 of the attempt>-<index>`, has at most 63 characters
 _LABEL_MOST = 63
+_FACTS = TypeAdapter(Facts)
 
 
 def object_name(facts: Facts) -> str:
@@ -29,10 +33,15 @@ def object_name(facts: Facts) -> str:
     return f"{readable}-{facts.attempt_id.replace('-', '')[-12:]}"
 
 
-def labels(facts: Facts, pool: str) -> dict[str, str]:
-    """What an attempt's objects are found by."""
+def labels(facts: Facts, pool: str, identity: str) -> dict[str, str]:
+    """What an attempt's objects are found by.
+
+    Args:
+        identity: of the launcher that makes them.
+    """
     return {
         MANAGED_BY: OURS,
+        LAUNCHER: identity_label(identity),
         JOB: label_value(facts.job_name),
         JOB_ID: facts.job_id,
         ATTEMPT_ID: facts.attempt_id,
@@ -43,7 +52,7 @@ def labels(facts: Facts, pool: str) -> dict[str, str]:
 
 
 def selector(pool: str) -> str:
-    """Selects everything that the launcher of a pool has made."""
+    """Selects what launchers of a pool of this name have made: `owned_by` says which of them did."""
     return f"{MANAGED_BY}={OURS},{POOL}={label_value(pool)}"
 
 
@@ -58,8 +67,9 @@ def facts_to(facts: Facts) -> str:
 
 
 def facts_of(metadata: dict[str, Any]) -> Facts | None:
-    """The facts in an object's annotations; None when they are not what `facts_to` wrote."""
+    """The facts in an object's annotations, without what a later version knows beside; None when they are none."""
     try:
-        return Facts(**json.loads(metadata["annotations"][FACTS]))
+        written = json.loads(metadata["annotations"][FACTS])
+        return _FACTS.validate_python({each.name: written[each.name] for each in fields(Facts) if each.name in written})
     except (KeyError, TypeError, ValueError):
         return None

@@ -1,0 +1,64 @@
+"""The headless Services by which the nodes of an attempt find each other.
+
+A Service is made with its Job and goes with it. One that somebody deletes meanwhile is made again at once: nodes that
+look for rank 0 later, or again, would not find it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from trainyard.cluster import Api, ApiError
+
+from trainyard_launcher.backends.kubernetes import manifests, names
+from trainyard_launcher.backends.kubernetes.keeper import Keeper
+from trainyard_launcher.backends.kubernetes.patience import patiently
+from trainyard_launcher.backends.kubernetes.watch import Mirror
+from trainyard_launcher.background import Background
+from trainyard_launcher.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class Services:
+    """Lives on the loop's thread."""
+
+    def __init__(self, api: Api, settings: Settings, keeper: Keeper, background: Background) -> None:
+        self._api, self._settings, self._keeper, self._background = api, settings, keeper, background
+        self._path = f"/api/v1/namespaces/{settings.kubernetes_namespace}/services"
+        ours = names.selector(settings.pool)
+        self._mirror = Mirror(api, self._path, _name, self._changed, labelSelector=ours)
+
+    def watch(self) -> None:
+        """Begins to watch. Nothing has to wait for it."""
+        self._background.run(self._mirror.run(), "watch")
+
+    async def ensure(self, job_metadata: Mapping[str, Any]) -> None:
+        """Makes the Service of a Job, unless it is there.
+
+        Raises:
+            ApiError: the cluster refused it, or was away for too long.
+        """
+        made = manifests.service({"metadata": job_metadata})
+        try:
+            await patiently(partial(self._api.create, self._path, made), self._settings.connect_s)
+        except ApiError as error:
+            if error.status != 409:
+                raise
+
+    def _changed(self, name: str, before: str | None, after: str | None) -> None:
+        job = self._keeper.jobs.objects.get(name)
+        attempt = self._keeper.named(name)
+        if after is not None or attempt is None or attempt.over:
+            return
+        if job is None or job.ending:
+            return  # it goes with its Job
+        logger.warning("service was deleted and is made again", extra={"object": name})
+        self._background.run(self.ensure(job.metadata), f"service of {name}")
+
+
+def _name(service: Mapping[str, Any]) -> str:
+    return str(service["metadata"]["name"])
