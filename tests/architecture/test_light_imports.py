@@ -45,6 +45,11 @@ def test_the_library_loads_no_training_framework(module):
     assert not packages_after(f"import {module}") & HEAVY
 
 
+@pytest.mark.parametrize("module", ["cli.main", "cli.commands.context", "cli.run.session", "client.connection"])
+def test_a_cluster_s_client_is_loaded_only_for_a_context_that_names_a_release(module):
+    assert not packages_after(f"import trainyard.{module}") & {"kubernetes", "aiohttp"}
+
+
 @pytest.mark.parametrize("service", ["scheduler", "launcher", "metrics", "artifacts", "embedded"])
 def test_no_service_loads_a_training_framework(service):
     assert not packages_after(f"import trainyard_{service}.app") & {"torch", "deepspeed", "sklearn"}

@@ -47,6 +47,7 @@ class Forward:
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = Loop()
         self._api: Api | None = None
+        self._server: asyncio.Server | None = None
         try:
             self._loop.run(self._open(release))
         except BaseException:
@@ -60,8 +61,8 @@ class Forward:
         self.server_name = self._gateway.host
         self.ca = await self._gateway.ca()
         self.token = release.token or await self._gateway.token()
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.endpoint = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.endpoint = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._serve(reader, writer))
@@ -86,6 +87,8 @@ class Forward:
         self._loop.close()
 
     async def _end(self) -> None:
+        if self._server is not None:
+            self._server.close()
         connections = [*self._connections]
         for each in connections:
             each.cancel()
