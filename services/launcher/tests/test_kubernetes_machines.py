@@ -94,7 +94,7 @@ async def test_without_a_witness_or_the_right_nothing_is_asked_for_again(leases:
 
 async def judged(
     kubelets: Kubelets, ready: Mapping[str, bool], silent_s: losses.Silences, for_s: int
-) -> tuple[losses.Judgement, CollectorRegistry]:
+) -> tuple[losses.Judgement, CollectorRegistry, Judge]:
     judge = Judge(kubelets, 15, "gpus")  # type: ignore[arg-type]
     registry = CollectorRegistry()
     registry.register(judge)
@@ -104,19 +104,54 @@ async def judged(
         found = await judge.judge(ready, silent_s, kubelets.now)
         if found.lost:
             break
-    return found, registry
+    return found, registry, judge
 
 
 async def test_a_silent_machine_is_lost_by_its_lease_before_kubernetes_says_not_ready(kubelets: Kubelets) -> None:
     kubelets.gone["silent"] = 0
-    found, registry = await judged(kubelets, {"silent": True, "well": True}, {"silent": [30], "well": [1]}, 40)
+    found, registry, judge = await judged(kubelets, {"silent": True, "well": True}, {"silent": [30], "well": [1]}, 40)
     assert found.lost == {"silent"}
     assert kubelets.now < 30
+    assert judge.gone == {"silent"}
     assert registry.get_sample_value("trainyard_launcher_machines_lost_total", {"pool": "gpus"}) == 1
 
 
+async def test_no_pod_is_sent_to_a_lost_machine_until_kubernetes_knows_or_it_is_back(kubelets: Kubelets) -> None:
+    kubelets.gone["silent"] = 0
+    ready = {"silent": True, "well": True}
+    _, _, judge = await judged(kubelets, ready, {"silent": [30]}, 40)
+    for _ in range(60):  # its pods have been given up
+        kubelets.now += 1
+        await judge.judge(ready, {}, kubelets.now)
+    assert judge.gone == {"silent"}
+    await judge.judge(ready | {"silent": False}, {}, kubelets.now)
+    assert judge.gone == frozenset()
+    _, _, judge = await judged(kubelets, ready, {"silent": [30]}, 40)
+    kubelets.gone.clear()
+    for _ in range(10):
+        kubelets.now += 1
+        await judge.judge(ready, {}, kubelets.now)
+    assert judge.gone == frozenset()
+
+
+def test_a_pod_is_kept_away_from_machines_whatever_else_is_wished_for() -> None:
+    terms = [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}, {}]
+    wish = {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    }
+    plain: dict[str, Any] = {}
+    for spec in (wish, plain):
+        machines.avoid(spec, {"b", "a"})
+        required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        for term in required["nodeSelectorTerms"]:
+            assert [each["values"] for each in term["matchFields"]] == [["a"], ["b"]]
+    untouched: dict[str, Any] = {}
+    machines.avoid(untouched, ())
+    assert untouched == {}
+
+
 async def test_a_silent_machine_whose_kubelet_is_well_is_not_lost(kubelets: Kubelets) -> None:
-    found, _ = await judged(kubelets, {"silent": True, "well": True}, {"silent": [30], "well": [1]}, 100)
+    found, _, _ = await judged(kubelets, {"silent": True, "well": True}, {"silent": [30], "well": [1]}, 100)
     assert found == losses.Judgement()
 
 
@@ -128,7 +163,7 @@ async def test_nothing_is_asked_while_all_agents_are_heard(kubelets: Kubelets) -
 async def test_when_most_machines_seem_lost_at_once_they_are_held_and_counted(kubelets: Kubelets) -> None:
     ready = {f"m{index}": index == 0 for index in range(4)}
     silent_s = {name: [1.0 if well else 99.0] for name, well in ready.items()}
-    found, registry = await judged(kubelets, ready, silent_s, 1)
+    found, registry, _ = await judged(kubelets, ready, silent_s, 1)
     assert (found.lost, found.held) == (frozenset(), {"m1", "m2", "m3"})
     assert registry.get_sample_value("trainyard_launcher_machines_held", {"pool": "gpus"}) == 3
 
@@ -136,7 +171,7 @@ async def test_when_most_machines_seem_lost_at_once_they_are_held_and_counted(ku
 async def test_when_most_machines_fall_silent_at_once_no_lease_counts(kubelets: Kubelets) -> None:
     ready = {f"m{index}": True for index in range(4)}
     kubelets.gone = {f"m{index}": 0 for index in range(1, 4)}
-    found, _ = await judged(kubelets, ready, {name: [1.0 if name == "m0" else 99.0] for name in ready}, 100)
+    found, _, _ = await judged(kubelets, ready, {name: [1.0 if name == "m0" else 99.0] for name in ready}, 100)
     assert found == losses.Judgement()
     assert kubelets.asked == []
 

@@ -26,6 +26,11 @@ class Node:
     trouble: Trouble | None = None
     troubled_since: float = 0.0
 
+    @property
+    def lost(self) -> bool:
+        """Whether it was given up because its machine is gone."""
+        return self.verdict is not None and self.verdict.reason == "NodeLost"
+
     def note_trouble(self, trouble: Trouble | None, now: float) -> bool:
         """Keeps what keeps it from running; whether that is news."""
         known = self.trouble

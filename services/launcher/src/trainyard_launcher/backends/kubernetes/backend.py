@@ -94,7 +94,8 @@ class KubernetesBackend:
 
     def machines(self) -> Sequence[scheduler_pb2.Machine]:
         """The nodes of the cluster that take pods, with what others leave of them."""
-        return machines.offered(self._keeper.machines.objects.values(), self._settings, self._foreign.taken())
+        known = [each for name, each in self._keeper.machines.objects.items() if name not in self._keeper.judge.gone]
+        return machines.offered(known, self._settings, self._foreign.taken())
 
     # Finding what an earlier life left
 
@@ -128,6 +129,7 @@ class KubernetesBackend:
             self._keeper.keep(attempt)
         attempt.launch = launch
         body = manifests.job(launch, self._endpoint, self._settings, self._template)
+        machines.avoid(body["spec"]["template"]["spec"], self._keeper.judge.gone)
         try:
             attempt.uid = await self._make_job(body)
             if launch.facts.nodes > 1:
@@ -242,11 +244,11 @@ class KubernetesBackend:
 
     async def logs(self, attempt_id: str, node: int) -> Sequence[str]:
         """The end of the container's log, as far as it is still there."""
-        pod = self._node(attempt_id, node).pod
-        if pod is None:
+        known = self._node(attempt_id, node)
+        if known.pod is None or known.lost:  # of a machine that is gone nobody answers, which takes long to find out
             return ()
         try:
-            path = f"{self._core}/pods/{pod.name}/log"
+            path = f"{self._core}/pods/{known.pod.name}/log"
             text = await self._api.text(path, container=manifests.WORKER, tailLines=str(_LOG_LINES))
         except ApiError:
             return ()

@@ -6,7 +6,7 @@ nodes' readiness, silence -> leases of the silent machines and of one that is we
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -36,6 +36,8 @@ class Judge(Collector):
 
     def __init__(self, api: Api, limit_s: float, pool: str) -> None:
         self._leases, self._limit_s, self._pool = Leases(api, _LEASE_S), limit_s, pool
+        self.gone: Set[str] = frozenset()
+        """Machines that were found to be lost while Kubernetes still calls them ready, and sends pods there."""
         self._held = 0
         self._lost_total = 0
 
@@ -48,12 +50,14 @@ class Judge(Collector):
             now: on a clock that only goes forward.
         """
         # Half of the silence that counts is enough to begin to look: what the leases say takes time to be seen.
-        quiet = losses.silent(silent_s, self._limit_s / 2)
-        wells = sorted(name for name, well in ready.items() if well and name not in quiet)
-        many = losses.disrupted({name: name not in quiet for name in ready})
+        doubtful = losses.silent(silent_s, self._limit_s / 2) | self.gone
+        wells = sorted(name for name, well in ready.items() if well and name not in doubtful)
+        many = losses.disrupted({name: name not in doubtful for name in ready})
         witness = wells[0] if wells and not many else None
-        await self._leases.look(quiet, witness, now)
-        found = losses.judge(ready, self._leases.stale(quiet, witness), silent_s, self._limit_s)
+        await self._leases.look(doubtful, witness, now)
+        stale = self._leases.stale(doubtful, witness)
+        found = losses.judge(ready, stale, silent_s, self._limit_s)
+        self.gone = frozenset(name for name in self.gone | found.lost if name in stale and ready.get(name, False))
         self._count(found)
         return found
 

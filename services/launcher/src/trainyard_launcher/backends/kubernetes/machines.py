@@ -69,6 +69,16 @@ def _left(machine: Machine, settings: Settings, taken: Mapping[str, float]) -> c
     )
 
 
+def avoid(pod_spec: dict[str, Any], names: Iterable[str]) -> None:
+    """Keeps a pod away from machines, by their names."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(names)]
+    if fields:
+        affinity = pod_spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
+        required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]})
+        for term in required["nodeSelectorTerms"]:  # one of them has to hold
+            term["matchFields"] = [*term.get("matchFields", ()), *fields]
+
+
 def amount(text: str) -> float:
     """A quantity of Kubernetes as a number: "500m" is 0.5, "1Ki" is 1024."""
     for unit, factor in _UNITS.items():

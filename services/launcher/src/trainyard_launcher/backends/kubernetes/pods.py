@@ -121,7 +121,8 @@ def lost(machine: str) -> common_pb2.Exit:
     """Why a node ended whose machine is gone."""
     return common_pb2.Exit(
         reason="NodeLost",
-        message=f"machine {machine} is not ready and its agents are silent; see: kubectl describe node {machine}",
+        message=f"machine {machine} is gone: its agents are silent, and it is not ready or renews no lease; see: "
+        f"kubectl describe node {machine}",
     )
 
 
