@@ -84,6 +84,10 @@ class Raw:
 
         return await asyncio.gather(*map(in_turn, requests))
 
+    async def text(self, path: str) -> str:
+        """What is no JSON, such as a log."""
+        return await self._text("GET", path)
+
     async def _text(
         self, method: str, path: str, body: Mapping[str, Any] | None = None, kind: str = "application/json"
     ) -> str:
@@ -108,15 +112,27 @@ class Raw:
             reading.cancel()
 
     async def _follow(self, path: str, running: RunningPods) -> None:
-        """The server ends a watch when it likes: the next one goes on from there."""
         try:
-            while True:
-                url = f"{self._base}{path}?watch=true&allowWatchBookmarks=true&resourceVersion={running.version}"
-                async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=None)) as response:
-                    async for line in response.content:
-                        running.take(json.loads(line))
+            async for event in self.watch(path, running.version):
+                running.take(event)
         except Exception as error:
             running.fail(error)
+
+    async def watch(self, path: str, version: str) -> AsyncIterator[Object]:
+        """What becomes of the objects of a collection after a version, for ever; a watch that ends is taken up again.
+
+        Raises:
+            RuntimeError: the API server tells no more.
+        """
+        while True:
+            url = f"{self._base}{path}?watch=true&allowWatchBookmarks=true&resourceVersion={version}"
+            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=None)) as response:
+                async for line in response.content:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        raise RuntimeError(f"the watch of {path} broke off: {event['object']}")
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    yield event
 
     async def clear(self, namespace: str) -> None:
         """Removes what benchmarks make, without the pods' grace periods: a namespace waits for half of them."""
@@ -156,10 +172,7 @@ class RunningPods:
         self._failed: Exception | None = None
 
     def take(self, event: Object) -> None:
-        """What the API server tells; raises RuntimeError when it tells no more."""
-        if event["type"] == "ERROR":
-            raise RuntimeError(f"the watch of the pods broke off: {event['object']}")
-        self.version = event["object"]["metadata"]["resourceVersion"]
+        """What the API server tells."""
         if event["object"].get("status", {}).get("phase") == "Running":
             self.names.add(event["object"]["metadata"]["name"])
         if self._wanted and len(self.names) >= self._wanted:

@@ -12,6 +12,7 @@ from typing import Any
 import _repository  # noqa: F401
 import psutil
 from servicekit.settings import from_environment
+from trainyard.home import read_endpoint
 from trainyard.spec import Spec
 from trainyard_launcher.backend import Facts, Launch
 from trainyard_launcher.backends.kubernetes import manifests
@@ -29,15 +30,26 @@ _CPU, _MEMORY = 0.1, 64 * 2**20
 
 
 class Yard(ClusterYard):
-    """Args:
-    template: of the pods.
-    held: whether what is admitted is not launched.
+    """All services, for pods with the agent in them as a user has them.
+
+    Args:
+        template: of the pods.
+        held: whether what is admitted is not launched.
+        settings: of the launcher.
     """
 
     def __init__(
-        self, cluster: Cluster, namespace: str, folder: Path, template: Mapping[str, Any], *, held: bool
+        self,
+        cluster: Cluster,
+        namespace: str,
+        folder: Path,
+        template: Mapping[str, Any],
+        *,
+        held: bool = False,
+        **settings: str,
     ) -> None:
-        super().__init__(cluster, namespace, folder, {"KUBERNETES_POD_TEMPLATE": str(folder / "template.json")})
+        template_file = {"KUBERNETES_POD_TEMPLATE": str(folder / "template.json")}
+        super().__init__(cluster, namespace, folder, template_file | settings)
         self._template, self._held = template, held
 
     def prepare(self) -> None:
@@ -47,6 +59,10 @@ class Yard(ClusterYard):
     def command(self) -> list[str]:
         command = super().command()
         return [sys.executable, str(HELD), *command[3:]] if self._held else command
+
+    def ready(self) -> bool:
+        """Whether its operator can find it."""
+        return super().ready() and read_endpoint(self.folder) is not None
 
     def raw_job(self, number: int, gpu: int = 0) -> dict[str, Any]:
         """The very Job that this yard makes of a gang, under a name of its own."""

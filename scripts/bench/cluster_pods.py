@@ -58,7 +58,7 @@ def submit(yard: Yard, count: int) -> None:
 def time_yard(cluster: Cluster, count: int) -> float:
     """Jobs a second."""
     with tempfile.TemporaryDirectory(prefix="yard-bench-") as folder, bench_namespace(cluster) as namespace:
-        yard = Yard(cluster, namespace, Path(folder), fake_pods(), held=False)
+        yard = Yard(cluster, namespace, Path(folder), fake_pods())
         with started(yard):
             taken_s = Raw.run(
                 cluster.layout,
@@ -72,7 +72,7 @@ def time_yard(cluster: Cluster, count: int) -> float:
 def time_raw(cluster: Cluster, count: int) -> float:
     """Jobs a second of the bare client."""
     with tempfile.TemporaryDirectory(prefix="yard-bench-") as folder, bench_namespace(cluster) as namespace:
-        yard = Yard(cluster, namespace, Path(folder), fake_pods(), held=False)  # for its Jobs: it does not run
+        yard = Yard(cluster, namespace, Path(folder), fake_pods())  # for its Jobs: it does not run
         jobs = [yard.raw_job(number) for number in range(count)]
         taken_s = Raw.run(
             cluster.layout,
