@@ -138,6 +138,7 @@ _CALLBACKS = {
     "Monitor": "every:text learning_rate:flag grad_norm:flag throughput:flag memory:flag utilisation:flag "
     "counters:flag",
     "Progress": "interval_s",
+    "Stragglers": "every:text factor",
     "WatchGradients": "every:count log_norms:flag",
 }
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trainkit.callbacks.progress import Progress as Progress
     from trainkit.callbacks.selection import EarlyStopping as EarlyStopping
     from trainkit.callbacks.selection import KeepBest as KeepBest
+    from trainkit.callbacks.stragglers import Stragglers as Stragglers
     from trainkit.callbacks.weights import load_weights as load_weights
 
 _HOME = {
@@ -22,6 +23,7 @@ _HOME = {
     "KeepBest": "selection",
     "Monitor": "monitor",
     "Progress": "progress",
+    "Stragglers": "stragglers",
     "WatchGradients": "gradients",
     "load_weights": "weights",
 }
@@ -34,6 +36,7 @@ __all__ = [
     "KeepBest",
     "Monitor",
     "Progress",
+    "Stragglers",
     "WatchGradients",
     "load_weights",
 ]
