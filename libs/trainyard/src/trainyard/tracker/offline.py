@@ -21,8 +21,15 @@ from typing import NamedTuple
 from trainyard.home import boot_id, home, process_start_time
 
 RUN_FILE = "run.json"
-# Nice before its imports, which would otherwise take the processor from the first steps of the training.
-_SHIPPER = "import os; os.nice(10); import runpy; runpy.run_module('trainyard.agent.ship', run_name='__main__')"
+# Nice before its imports, which would otherwise take the processor from the first steps of the training. Where Linux
+# groups processes by session, it compares the niceness of the sessions first.
+_SHIPPER = """
+import contextlib, os, runpy
+os.nice(10)
+with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
+    group.write("10")
+runpy.run_module("trainyard.agent.ship", run_name="__main__")
+"""
 _run_folder: Path | None = None
 _name = ""
 
