@@ -23,6 +23,16 @@ def free() -> None:
         torch.accelerator.empty_cache()
 
 
+def resident_bytes() -> int:
+    """Memory of the host that this process holds."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes where there is no /proc
+
+
 def holders(*, name_others: bool = False) -> str:
     """A table of the processes that hold memory of GPUs on this machine, as `nvidia-smi` sees them.
 

@@ -9,21 +9,25 @@ from trainkit.callbacks.base import HOOKS, Callback
 
 if TYPE_CHECKING:
     from trainkit.callbacks.ema import EMA as EMA
+    from trainkit.callbacks.freeing import FreeMemory as FreeMemory
     from trainkit.callbacks.gradients import WatchGradients as WatchGradients
     from trainkit.callbacks.monitor import Monitor as Monitor
     from trainkit.callbacks.progress import Progress as Progress
     from trainkit.callbacks.selection import EarlyStopping as EarlyStopping
     from trainkit.callbacks.selection import KeepBest as KeepBest
     from trainkit.callbacks.stragglers import Stragglers as Stragglers
+    from trainkit.callbacks.summary import Summary as Summary
     from trainkit.callbacks.weights import load_weights as load_weights
 
 _HOME = {
     "EMA": "ema",
     "EarlyStopping": "selection",
+    "FreeMemory": "freeing",
     "KeepBest": "selection",
     "Monitor": "monitor",
     "Progress": "progress",
     "Stragglers": "stragglers",
+    "Summary": "summary",
     "WatchGradients": "gradients",
     "load_weights": "weights",
 }
@@ -33,10 +37,12 @@ __all__ = [
     "HOOKS",
     "Callback",
     "EarlyStopping",
+    "FreeMemory",
     "KeepBest",
     "Monitor",
     "Progress",
     "Stragglers",
+    "Summary",
     "WatchGradients",
     "load_weights",
 ]

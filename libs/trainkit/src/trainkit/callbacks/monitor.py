@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from trainkit.callbacks.base import Callback
 from trainkit.durations import AnyDuration, Cadence
+from trainkit.memory import resident_bytes
 
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
@@ -116,17 +115,8 @@ def _rates(fit: Fit) -> dict[str, float]:
 
 
 def _memory(device: torch.device) -> dict[str, float]:
-    values = {"memory/process_gb": _resident_bytes() / _GB}
+    values = {"memory/process_gb": resident_bytes() / _GB}
     if device.type == "cuda":
         values["memory/device_gb"] = torch.cuda.memory_allocated(device) / _GB
         values["memory/device_peak_gb"] = torch.cuda.max_memory_allocated(device) / _GB
     return values
-
-
-def _resident_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes where there is no /proc

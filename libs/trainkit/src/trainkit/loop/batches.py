@@ -47,8 +47,26 @@ def _rows(batch: Any, rows: int, part: slice) -> Any:
     return batch
 
 
-def moved(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """All batches on `device`. Loaders give batches on the host, where there is nothing to move."""
-    if device.type == "cpu":
-        return iter(batches)
+def moved(batches: Iterable[Any], device: torch.device | None, dtype: torch.dtype | None = None) -> Iterator[Any]:
+    """All batches on `device`, with floating tensors of `dtype`; None leaves them as they are. Loaders give batches on
+    the host, where there is nothing to move."""
+    if device is not None and device.type != "cpu":
+        batches = _on_device(batches, device)
+    return iter(batches) if dtype is None else (cast(batch, dtype) for batch in batches)
+
+
+def _on_device(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     return (on_device(batch, device) for batch in batches)
+
+
+def cast(batch: Any, dtype: torch.dtype) -> Any:
+    """The batch with its floating tensors as `dtype`; whole numbers and truth values stay what they are."""
+    if isinstance(batch, Tensor):
+        return batch.to(dtype) if batch.is_floating_point() else batch
+    if isinstance(batch, Mapping):
+        return {key: cast(value, dtype) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(cast(value, dtype) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(cast(value, dtype) for value in batch)
+    return batch

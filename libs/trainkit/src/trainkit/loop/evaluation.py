@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from trainkit.data.feed import Feed, Plain, leading
 from trainkit.errors import InvalidStep
-from trainkit.loop.batches import moved
 from trainkit.loop.losses import Mean, loss_of
 from trainkit.metrics.base import Metric
 
@@ -44,11 +43,12 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def _one(fit: Fit, name: str, feed: Feed, metrics: Mapping[str, Metric]) -> dict[str, float]:
     mean, counted = Mean(fit.strategy.device), False
     starts, ends = fit._hooks.on_evaluation_step_start, fit._hooks.on_evaluation_step_end
+    evaluate = fit.strategy.evaluate if fit.recovery is None else fit.recovery.evaluation_step
     feed.steps(0)
-    for position, batch in enumerate(moved(feed.batches(0), fit.strategy.device)):
+    for position, batch in enumerate(fit.placed(feed.batches(0))):
         for hook in starts:
             hook(fit, name, batch)
-        output = fit.strategy.evaluate(batch)
+        output = evaluate(batch)
         rows = leading(batch) if isinstance(feed, Plain) else feed.rows(position)
         if not isinstance(output, Mapping) or "loss" in output:
             mean.add(loss_of(output, "evaluation_step"), rows)

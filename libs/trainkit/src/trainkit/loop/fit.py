@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import copy
 from pathlib import Path
@@ -27,7 +27,7 @@ from trainkit.callbacks.base import HOOKS, overriding
 from trainkit.data.feed import Feed, feed
 from trainkit.durations import Cadence, Steps, Tokens, duration
 from trainkit.errors import Interrupted, InvalidSetup, InvalidStep, NonFiniteLoss
-from trainkit.loop import evaluation
+from trainkit.loop import evaluation, manual
 from trainkit.loop.batches import moved
 from trainkit.loop.checking import check
 from trainkit.loop.desync import compare
@@ -58,6 +58,7 @@ class Fit:
         grad_norm: the gradient's norm before clipping, of the last update: a scalar, or None when nobody needs it.
         need_grad_norm: set it in `on_fit_start` to have `grad_norm` without clipping.
         output: what the step returned.
+        manual: whether the module updates by itself.
         recovery: what looks after steps that do not fit into memory, or None.
         window: how the losses of the present accumulation window are weighted.
         stop_reason: why the run ended early, or None.
@@ -186,11 +187,17 @@ class Fit:
 
     # A step
 
+    def placed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Batches where and how the trainer wants them."""
+        trainer, place = self.trainer, self.strategy
+        dtype = place.precision.dtype if trainer.cast_batches else None
+        return moved(batches, place.device if trainer.place_batches else None, dtype)
+
     def _batches(self) -> Iterator[tuple[Any, bool]]:
         """The rest of the epoch's batches, on the device, each with whether it is the last one."""
         state, steps = self.state, self.feed.steps(self.state.epoch)
         self.window.start_epoch(steps)
-        batches = moved(self.feed.batches(state.epoch, state.position), self.strategy.device)
+        batches = self.placed(self.feed.batches(state.epoch, state.position))
         found = False
         if steps is not None:
             for batch in batches:
@@ -207,6 +214,16 @@ class Fit:
         state = self.state
         for hook in self._hooks.on_step_start:
             hook(self, batch)
+        loss = manual.step(self, batch) if self.manual else self._window_step(batch, last)
+        state.samples += self.feed.samples(state.position)
+        state.step += 1
+        state.position += 1
+        for hook in self._hooks.on_step_end:
+            hook(self, loss.detach())
+
+    def _window_step(self, batch: Any, last: bool) -> Tensor:
+        """Forward and backward; and an update, when the step is the last of its window. Returns the mean loss."""
+        state = self.state
         closes = last or state.window + 1 >= self.trainer.accumulate or state.step + 1 >= self._last_step
         if self.recovery is not None:
             loss = self.recovery.step(batch, self._forward_backward)
@@ -222,11 +239,7 @@ class Fit:
             state.window = 0
         else:
             state.window += 1
-        state.samples += self.feed.samples(state.position)
-        state.step += 1
-        state.position += 1
-        for hook in self._hooks.on_step_end:
-            hook(self, loss.detach())
+        return loss
 
     def _forward_backward(self, batch: Any, share: float = 1.0) -> Tensor:
         """Adds a batch's gradients to the window's, or those of a part of it, which is `share` of its samples.
@@ -260,7 +273,7 @@ class Fit:
     # An update
 
     def _update(self) -> None:
-        trainer, optimizer, strategy, hooks = self.trainer, self.optimizer, self.strategy, self._hooks
+        strategy, hooks = self.strategy, self._hooks
         if self.window.sums:
             self.window.divide()
         elif self._needs_counts:
@@ -268,6 +281,18 @@ class Fit:
                 f"{self._needs_counts} is counted in tokens, and training_step returned a loss that says of none how "
                 "many it is over: return Loss(sum, count), or use another unit"
             )
+        if self.apply() and self.schedule is not None and self.trainer.schedule_per == "update":
+            self.step_schedule()
+        for hook in hooks.on_clear_start:
+            hook(self)
+        strategy.clear(self.optimizer, not self.trainer.zero_gradients)
+        self.state.update += 1
+        for hook in hooks.on_update_end:
+            hook(self)
+
+    def apply(self) -> bool:
+        """Clips the gradients and takes the optimizer's step. False when the update was left out."""
+        trainer, optimizer, strategy, hooks = self.trainer, self.optimizer, self.strategy, self._hooks
         strategy.precision.unscale(optimizer)
         if trainer.clip_norm is not None or self.need_grad_norm:
             self.grad_norm = strategy.clip(trainer.clip_norm)
@@ -276,16 +301,9 @@ class Fit:
         if self._may_step() and strategy.step(optimizer):
             for hook in hooks.on_optimizer_end:
                 hook(self)
-            if self.schedule is not None and trainer.schedule_per == "update":
-                self._step_schedule()
-        else:
-            self.state.skipped += 1
-        for hook in hooks.on_clear_start:
-            hook(self)
-        strategy.clear(optimizer)
-        self.state.update += 1
-        for hook in hooks.on_update_end:
-            hook(self)
+            return True
+        self.state.skipped += 1
+        return False
 
     def _may_step(self) -> bool:
         """Whether the gradients may be used. With fp16 the loss scale looks after them."""
@@ -293,7 +311,8 @@ class Fit:
             return True
         return self.grad_norm is None or math.isfinite(self.grad_norm)
 
-    def _step_schedule(self) -> None:
+    def step_schedule(self) -> None:
+        """Steps the schedule, of which there has to be one."""
         assert self.schedule is not None
         self.schedule.step()
         self.call("on_schedule_end")
@@ -330,8 +349,8 @@ class Fit:
     def _count_epoch(self) -> None:
         self.state.epoch += 1
         self.state.position = 0
-        if self.schedule is not None and self.trainer.schedule_per == "epoch":
-            self._step_schedule()
+        if self.schedule is not None and self.trainer.schedule_per == "epoch" and not self.manual:
+            self.step_schedule()
         self.refuse_non_finite()
 
     def _over(self) -> bool:
@@ -425,10 +444,11 @@ class Fit:
         self.module = self.strategy.module
         self.optimizer = self.strategy.make_optimizer(trainer.optimizer)
         self._forward = self.strategy.forward
-        if trainer.out_of_memory == "split":
+        self.manual = manual.open_updates(self)
+        if trainer.out_of_memory != "raise":
             from trainkit.loop.recovery import Recovery
 
-            self.recovery = Recovery(self.strategy)
+            self.recovery = Recovery(self.strategy, split=trainer.out_of_memory == "split")
             self._forward = self.strategy.alone
 
     def _make_schedule(self) -> None:

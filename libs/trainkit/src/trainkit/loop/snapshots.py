@@ -59,7 +59,7 @@ def _own(fit: Fit) -> dict[str, Any]:
         "strategy": fit.strategy.state_dict(fit.optimizer),
         "feed": fit.feed.state_dict() if hasattr(fit.feed, "state_dict") else {},
     }
-    if fit.state.window:
+    if fit.state.window or fit.manual:
         parameters = fit.module.named_parameters()
         own["gradients"] = {name: p.grad for name, p in parameters if p.grad is not None}
         own["denominator"] = fit.window.denominator
@@ -206,7 +206,7 @@ def _apply_own(fit: Fit, own: dict[str, Any], world_size: int) -> None:
     fit.strategy.load_state_dict(fit.optimizer, own.get("strategy", {}))
     if own["feed"] and hasattr(fit.feed, "load_state_dict"):
         fit.feed.load_state_dict(own["feed"])
-    if fit.state.window:
+    if "gradients" in own:
         for name, p in fit.module.named_parameters():
             if name in own["gradients"]:
                 p.grad = own["gradients"][name].to(p.device)

@@ -54,7 +54,7 @@ def optimizer(
     return partial(_make_optimizer, name, _checked("optimizer", name, arguments), tuple(groups), decay_matrices_only)
 
 
-def schedule(name: str, *, per: Per = "update", **arguments: Any) -> ScheduleFactory:
+def schedule(name: str, *, per: Per = "update", warmup_ratio: float | None = None, **arguments: Any) -> ScheduleFactory:
     """A schedule by its name in the catalogue, for `Trainer(schedule=...)`.
 
     What it wants to know of the run's length (`num_training_steps`, `total_steps`) is filled in, unless given.
@@ -62,13 +62,18 @@ def schedule(name: str, *, per: Per = "update", **arguments: Any) -> ScheduleFac
     Args:
         name: `LinearWithWarmup`, or a path such as `torch.optim.lr_scheduler.MultiStepLR`.
         per: what its steps are; the same as the trainer's `schedule_per`.
+        warmup_ratio: `num_warmup_steps` as a share of all steps of the run.
         arguments: of that class.
 
     Raises:
         UnknownName: no such schedule.
         WrongArguments: arguments that it does not take.
     """
-    return partial(_make_schedule, name, _checked("schedule", name, arguments), per)
+    warm_up = {} if warmup_ratio is None else {"num_warmup_steps": 0}
+    checked = _checked("schedule", name, {**warm_up, **arguments})
+    if warmup_ratio is not None and "num_warmup_steps" not in arguments:
+        del checked["num_warmup_steps"]
+    return partial(_make_schedule, name, checked, per, warmup_ratio)
 
 
 def _checked(kind: str, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,8 +94,11 @@ def _make_optimizer(
 
 
 def _make_schedule(
-    name: str, arguments: Mapping[str, Any], per: Per, optimizer: Optimizer, totals: Totals
+    name: str, arguments: Mapping[str, Any], per: Per, ratio: float | None, optimizer: Optimizer, totals: Totals
 ) -> LRScheduler:
+    if ratio is not None:
+        steps = totals.updates if per == "update" else totals.epochs
+        arguments = {"num_warmup_steps": round(ratio * steps), **arguments}
     made: LRScheduler = catalogue.build("schedule", name, optimizer, **filled(name, totals, arguments, per=per))
     return made
 

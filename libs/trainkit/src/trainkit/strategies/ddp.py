@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
 
@@ -57,6 +57,7 @@ class DDP(Distributed):
     Args:
         find_unused: look for parameters that a step did not use. Needed when steps use different parts of the module.
         bucket_mb: gradients are sent in pieces of this size.
+        wrapped: False: steps run past torch's wrapper, and trainkit averages the gradients at the end of a window.
         communication_hook: `(state, hook)` for `DistributedDataParallel.register_comm_hook`, for instance to compress.
     """
 
@@ -67,9 +68,11 @@ class DDP(Distributed):
         *,
         find_unused: bool = False,
         bucket_mb: float = 25,
+        wrapped: bool = True,
         communication_hook: tuple[object, Callable[..., Any]] | None = None,
     ) -> None:
         self._find_unused, self._bucket_mb, self._hook = find_unused, bucket_mb, communication_hook
+        self._wrapped, self._accumulating, self._apart = wrapped, False, False
 
     def prepare(self, module: nn.Module, precision: Precision) -> None:
         self.module, self.precision = module.to(self.device), precision
@@ -85,7 +88,7 @@ class DDP(Distributed):
         if self._hook is not None:
             self._replica.register_comm_hook(*self._hook)
         self._settle_buckets()
-        self.forward = self._replica
+        self.forward = self._replica if self._wrapped else self._bare
 
     def _settle_buckets(self) -> None:
         """DDP cuts its buckets anew after the first backward pass, in the order in which gradients came, and the cut
@@ -97,11 +100,31 @@ class DDP(Distributed):
             self._replica(_Settling.PASS).backward()
         self.module.zero_grad()
 
-    def accumulating(self) -> AbstractContextManager[Any]:
-        return self._replica.no_sync()
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        self._accumulating = True
+        try:
+            with self._replica.no_sync():
+                yield
+        finally:
+            self._accumulating = False
 
     def alone(self, batch: Any) -> Any:
+        if not self._wrapped:
+            return self._step(batch)
+        with self._replica.no_sync():
+            self._replica.require_forward_param_sync = False  # it would send buffers
+            return self._replica(batch)
+
+    def _bare(self, batch: Any) -> Any:
+        self._apart = not self._accumulating
         return self._step(batch)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        super().backward(loss, **options)
+        if self._apart:  # the last step of a window, whose gradients did not meet on the way
+            self._apart = False
+            self.synchronise()
 
     def synchronise(self) -> None:
         for p in self.module.parameters():

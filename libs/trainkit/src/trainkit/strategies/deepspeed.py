@@ -105,9 +105,11 @@ class DeepSpeed(Distributed):
     def _config(self) -> dict[str, Any]:
         trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
         bucket = max(1, min(trained, int(self._bucket_mb * 2**20 / 4)))
+        bucket = -(-bucket // self.world_size) * self.world_size  # DeepSpeed cuts it into equal parts
         return {
             "train_micro_batch_size_per_gpu": 1,  # asked for, and only reported
             "steps_per_print": _NEVER,
+            "gradient_clipping": 0.0,  # ours is `clip`; without this, DeepSpeed clips every gradient at 1
             "zero_allow_untested_optimizer": True,
             "zero_optimization": {
                 "stage": self.stage,

@@ -32,6 +32,7 @@ class MLflow(Background):
         experiment: its name; default the run's name.
         run_name: what the server shows; default the run's name.
         tags: to find the run by.
+        artifacts: the folder of files that are stored with runs, when the experiment is new; default: MLflow's choice.
         capacity: rows that wait at most.
         interval_s: how often they are sent, in seconds.
 
@@ -47,12 +48,13 @@ class MLflow(Background):
         experiment: str | None = None,
         run_name: str | None = None,
         tags: Mapping[str, str] | None = None,
+        artifacts: str | Path | None = None,
         capacity: int = 100_000,
         interval_s: float = 1.0,
     ) -> None:
         super().__init__(capacity=capacity, interval_s=interval_s)
         self.uri, self.experiment, self.run_name, self.tags = uri, experiment, run_name, dict(tags or {})
-        self.run_id = ""
+        self.run_id, self.artifacts = "", artifacts
         self._client: Any = None
         self._stored: set[tuple[str, int]] = set()
 
@@ -77,7 +79,7 @@ class MLflow(Background):
     def _create(self, context: RunContext) -> str:
         name = self.experiment or context.name
         found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found is not None else self._client.create_experiment(name)
+        experiment = found.experiment_id if found is not None else self._client.create_experiment(name, self._place())
         run = self._client.create_run(experiment, run_name=self.run_name or context.name, tags=self.tags)
         entities = require("mlflow.entities", "the MLflow tracker")
         items = list(flat(context.parameters).items())
@@ -87,6 +89,9 @@ class MLflow(Background):
             ]
             self._client.log_batch(run.info.run_id, params=part)
         return str(run.info.run_id)
+
+    def _place(self) -> str | None:
+        return None if self.artifacts is None else Path(self.artifacts).resolve().as_uri()
 
     def _beyond(self, step: int) -> Iterator[tuple[str, int]]:
         """What a life that was killed stored after the checkpoint: it comes again, with the same values."""

@@ -4,6 +4,7 @@ What differs on purpose and what is missing stands in docs/dialects/accmt.md, ro
 """
 
 from trainkit.dialects.accmt.callbacks import Callback
+from trainkit.dialects.accmt.extended import ExtendedAcceleratorModule
 from trainkit.dialects.accmt.hyperparameters import HyperParameters, Optimizer, Scheduler
 from trainkit.dialects.accmt.metrics import Metric, MetricParallel
 from trainkit.dialects.accmt.module import AcceleratorModule
@@ -15,6 +16,7 @@ from trainkit.dialects.accmt.utils import set_seed
 __all__ = [
     "AcceleratorModule",
     "Callback",
+    "ExtendedAcceleratorModule",
     "HyperParameters",
     "Metric",
     "MetricParallel",

@@ -37,7 +37,7 @@ class Callback:
         """An epoch starts, or goes on after a resume."""
 
     def on_epoch_end(self) -> None:
-        """An epoch and its evaluation are done."""
+        """An epoch, its evaluation and its checkpoint are done."""
 
     def on_before_training_step(self, batch: Any) -> None:
         """Before `training_step`."""
@@ -101,18 +101,45 @@ class Callback:
 
 
 class Hooks(Hook):
-    """Calls the dialect's callbacks, in the order of their list."""
+    """Calls the dialect's callbacks, in the order of their list.
+
+    Args:
+        callbacks: whom.
+        state: the run's.
+        manual: the module updates by itself, and says by `step_ends`, `schedule_starts` and `clearing_ends` what the
+            loop does not know.
+    """
 
     name = "accmt hooks"
 
-    def __init__(self, callbacks: Sequence[Callback], state: TrainingState) -> None:
-        self.callbacks, self._state = callbacks, state
+    def __init__(self, callbacks: Sequence[Callback], state: TrainingState, *, manual: bool) -> None:
+        self.callbacks, self._state, self._manual = callbacks, state, manual
+        self._fit: Fit | None = None
 
     def _all(self, hook: str, *given: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, hook)(*given)
 
+    def step_starts(self, batch: Any) -> None:
+        """Before each attempt at a training step."""
+        self._all("on_before_training_step", batch)
+
+    def step_ends(self) -> None:
+        """After a training step that updates by itself."""
+        self._all("on_after_training_step")
+
+    def schedule_starts(self) -> None:
+        """Before the schedule's step."""
+        assert self._fit is not None
+        self._all("on_before_scheduler_step", self._fit.schedule)
+
+    def clearing_ends(self) -> None:
+        """After gradients are forgotten."""
+        assert self._fit is not None
+        self._all("on_after_zero_grad", self._fit.optimizer)
+
     def on_fit_start(self, fit: Fit) -> None:
+        self._fit = fit
         self._all("on_fit_start")
 
     def on_resume(self, fit: Fit) -> None:
@@ -121,11 +148,9 @@ class Hooks(Hook):
     def on_epoch_start(self, fit: Fit) -> None:
         self._all("on_epoch_start")
 
-    def on_step_start(self, fit: Fit, batch: Any) -> None:
-        self._all("on_before_training_step", batch)
-
     def on_forward_end(self, fit: Fit, loss: Tensor) -> None:
-        self._all("on_after_training_step")
+        if not self._manual:
+            self.step_ends()
         self._all("on_before_backward", loss)
 
     def on_backward_end(self, fit: Fit) -> None:
@@ -136,22 +161,24 @@ class Hooks(Hook):
 
     def on_optimizer_end(self, fit: Fit) -> None:
         self._all("on_after_optimizer_step", fit.optimizer)
-        if self._per_update(fit):
-            self._all("on_before_scheduler_step", fit.schedule)
-        else:
-            self._all("on_before_zero_grad", fit.optimizer)
+        if self._per_update(fit) and not self._manual:
+            self.schedule_starts()
 
     def on_schedule_end(self, fit: Fit) -> None:
         self._all("on_after_scheduler_step", fit.schedule)
-        if self._per_update(fit):
-            self._all("on_before_zero_grad", fit.optimizer)
+
+    def on_clear_start(self, fit: Fit) -> None:
+        self._all("on_before_zero_grad", fit.optimizer)
 
     def on_update_end(self, fit: Fit) -> None:
-        self._all("on_after_zero_grad", fit.optimizer)
+        if not self._manual:
+            self.clearing_ends()
 
     def on_step_end(self, fit: Fit, loss: Tensor) -> None:
-        if self._state.is_last_training_batch and fit.schedule is not None and not self._per_update(fit):
-            self._all("on_before_scheduler_step", fit.schedule)
+        if self._manual or fit.schedule is None or self._per_update(fit):
+            return
+        if self._state.is_last_training_batch:
+            self.schedule_starts()
 
     def on_evaluation_start(self, fit: Fit) -> None:
         self._all("on_evaluation_start")
@@ -168,7 +195,7 @@ class Hooks(Hook):
     def on_checkpoint(self, fit: Fit, path: Path) -> None:
         self._all("on_save_checkpoint")
 
-    def on_epoch_end(self, fit: Fit) -> None:
+    def on_epoch_done(self, fit: Fit) -> None:
         self._all("on_epoch_end")
 
     def on_fit_end(self, fit: Fit) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from trainkit.catalogue import nearest
-from trainkit.dialects.accmt.monitor import Monitor
 from trainkit.durations import Duration, Epochs, Evaluations, Steps, duration
 from trainkit.errors import InvalidSetup
 
@@ -27,7 +26,7 @@ def tracker_arguments(given: Mapping[str, Any], trainer: type) -> None:
             raise TypeError(f"Trainer has no parameter {name!r}" + (f"; did you mean {near}?" if near else ""))
 
 
-def settings(given: Any, monitor: Monitor) -> None:
+def settings(given: Any) -> None:
     """Refuses values out of their range, and those that do not go together."""
     for name in ("evaluate_every_n_steps", "cleanup_cache_every_n_steps", "grad_accumulation_steps", "max_checkpoints"):
         value = getattr(given, name)
@@ -40,7 +39,6 @@ def settings(given: Any, monitor: Monitor) -> None:
         raise InvalidSetup(f"log_with={given.log_with!r}: there is {', '.join(TRACKERS)}")
     checkpoint_every(given.checkpoint_every)
     shard_bytes(given.max_shard_size)
-    _refuse_missing(given, monitor)
 
 
 _CONFLICTS: list[tuple[Callable[[Any], bool], str]] = [
@@ -65,20 +63,6 @@ _CONFLICTS: list[tuple[Callable[[Any], bool], str]] = [
         "resume by index needs multiple_checkpoints=True",
     ),
 ]
-
-
-def _refuse_missing(given: Any, monitor: Monitor) -> None:
-    """What this dialect does not do yet is refused, not ignored."""
-    missing = {
-        "cleanup_cache_every_n_steps": given.cleanup_cache_every_n_steps is not None,
-        "batch_device_placement=False": not given.batch_device_placement,
-        "safe_mode=False": not given.safe_mode,
-        "set_to_none=False": not given.set_to_none,
-        "Monitor(gpu_utilization=True)": monitor.gpu_utilization,
-        "Monitor(cpu_utilization=True)": monitor.cpu_utilization,
-    }
-    if asked := [name for name, wanted in missing.items() if wanted]:
-        raise InvalidSetup(f"not supported by this dialect yet: {', '.join(asked)}")
 
 
 def checkpoint_every(text: str | None) -> Duration | None:

@@ -148,3 +148,10 @@ def _named(key: str, given: Metric | Sequence[Metric]) -> dict[str, Metric]:
     if len(set(names)) < len(names):
         raise InvalidSetup(f"two metrics of dataset {key!r} have the same name: {', '.join(names)}")
     return dict(zip(names, metrics, strict=True))
+
+
+def names(given: Metric | Sequence[Metric] | Mapping[str, Metric | Sequence[Metric]] | None) -> list[str]:
+    """The names of all metrics, each once."""
+    groups = given.values() if isinstance(given, Mapping) else [given or []]
+    listed = [[group] if isinstance(group, Metric) else group for group in groups]
+    return list(dict.fromkeys(metric.name for group in listed for metric in group))

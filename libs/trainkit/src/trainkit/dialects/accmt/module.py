@@ -15,6 +15,7 @@ from trainkit.dialects.accmt.padding import pad
 from trainkit.errors import InvalidSetup
 
 if TYPE_CHECKING:
+    from trainkit.dialects.accmt.callbacks import Hooks
     from trainkit.dialects.accmt.progress import Progress
     from trainkit.dialects.accmt.series import Series
     from trainkit.dialects.accmt.states import TrainingState
@@ -27,6 +28,7 @@ class AcceleratorModule:
         model: what is trained.
         teacher: optional; stays in evaluation mode, without gradients.
         state: the live `TrainingState` while a trainer runs.
+        tokenizer: saved with a Hugging Face model, if set.
         tracker: gives `log(values, step)`, past the trainer's cadence.
     """
 
@@ -34,6 +36,7 @@ class AcceleratorModule:
     teacher: nn.Module | None = None
     state: TrainingState
     tracker: Series
+    tokenizer: Any = None
     progress: Progress | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -103,13 +106,16 @@ class AcceleratorModule:
 class Engine(nn.Module):
     """Holds the model; steps are the user's."""
 
-    def __init__(self, owner: AcceleratorModule, state: TrainingState, metrics: Mapping[str, set[str]]) -> None:
+    def __init__(
+        self, owner: AcceleratorModule, state: TrainingState, metrics: Mapping[str, set[str]], hooks: Hooks
+    ) -> None:
         super().__init__()
-        self.model = owner.model
+        self.model, self.hooks = owner.model, hooks
         self._owner, self._state, self._metrics = owner, state, metrics
         self._told: set[str] = set()
 
     def training_step(self, batch: Any) -> Tensor:
+        self.hooks.step_starts(batch)  # here, because a step that is tried again starts again
         loss = self._owner.training_step(batch)
         if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
             raise TypeError(f"training_step has to return a scalar tensor with a gradient, not {_described(loss)}")
@@ -137,15 +143,15 @@ class Engine(nn.Module):
         model: Any = self.model
         if hasattr(model, "save_pretrained"):
             model.save_pretrained(folder, state_dict=weights, max_shard_size=max_shard_size)
+            if self._owner.tokenizer is not None:
+                self._owner.tokenizer.save_pretrained(folder)
         else:
             save_weights(weights, folder, max_shard_bytes=max_shard_size)
 
 
-def check(module: Any, evaluated: bool) -> None:
+def check(module: AcceleratorModule, evaluated: bool) -> None:
     """Refuses a module that cannot be trained, before anything is done."""
     name = type(module).__name__
-    if not isinstance(module, AcceleratorModule):
-        raise TypeError(f"fit takes an AcceleratorModule, not a {name}")
     if not isinstance(getattr(module, "model", None), nn.Module):
         raise InvalidSetup(f"{name} has no model: set self.model to an nn.Module in its constructor")
     if type(module).training_step is AcceleratorModule.training_step:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from trainkit.dialects.accmt.series import Series
 from trainkit.dialects.accmt.states import TrainingState
 from trainkit.errors import InvalidSetup
 from trainkit.loop.losses import Mean
+from trainkit.memory import resident_bytes
 
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
@@ -46,6 +48,7 @@ class Progress(Hook):
         self._log_steps, self._due = log_steps, False
         self._epoch_loss = Mean(torch.device("cpu"))
         self._fit: Fit | None = None
+        self._skipped = 0
 
     def state_dict(self) -> Mapping[str, Any]:
         assert self._fit is not None
@@ -62,6 +65,8 @@ class Progress(Hook):
         self._fit, self._module.progress = fit, self
         fit.need_grad_norm = fit.need_grad_norm or self._monitor.grad_norm
         self._epoch_loss = Mean(fit.strategy.device)
+        if self._monitor.gpu_utilization and fit.strategy.device.type != "cuda":
+            warnings.warn("Monitor(gpu_utilization=True): there is no GPU, and no such series", stacklevel=2)
         if self._module.teacher is not None:
             self._module.teacher.to(fit.strategy.device).eval().requires_grad_(False)
 
@@ -81,6 +86,9 @@ class Progress(Hook):
         state = self._state
         state.global_step, state.is_end_of_epoch = fit.state.step, state.is_last_training_batch
         self._epoch_loss.add(loss, fit.feed.rows(fit.state.position - 1))
+        if fit.state.skipped != self._skipped:
+            self._skipped = fit.state.skipped
+            fit.log({"skipped_updates": self._skipped})
         if self._due:
             fit.log(self._present(fit))
 
@@ -152,4 +160,13 @@ class Progress(Hook):
             values |= dict(zip(names, rates, strict=True))
         if monitor.grad_norm and fit.grad_norm is not None:
             values["grad_norm"] = fit.grad_norm
+        return values | self._held(fit)
+
+    def _held(self, fit: Fit) -> dict[str, float | Tensor]:
+        """Memory in gigabytes of 10^9 bytes, under the names that the dialect gives it."""
+        values = dict[str, float | Tensor]()
+        if self._monitor.cpu_utilization:
+            values["cpu_utilization"] = resident_bytes() / 1e9
+        if self._monitor.gpu_utilization and fit.strategy.device.type == "cuda":
+            values["gpu_utilization"] = torch.cuda.memory_allocated(fit.strategy.device) / 1e9
         return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 import trainkit
+from trainkit.callbacks import FreeMemory, Summary
 from trainkit.checkpoints.policy import Checkpoints
 from trainkit.dialects.accmt import checks, loaders, resuming, saving
 from trainkit.dialects.accmt.callbacks import Hooks
+from trainkit.dialects.accmt.extended import ExtendedAcceleratorModule, engine
+from trainkit.dialects.accmt.launching import launch
 from trainkit.dialects.accmt.metrics import Metric, Routed, by_set
-from trainkit.dialects.accmt.module import AcceleratorModule, Engine, check
+from trainkit.dialects.accmt.module import AcceleratorModule, check
 from trainkit.dialects.accmt.progress import Progress
 from trainkit.dialects.accmt.series import Series
 from trainkit.errors import InvalidSetup
@@ -25,8 +29,8 @@ if TYPE_CHECKING:
     from trainkit.trainer import OptimizerFactory
 
 
-def run(trainer: Trainer, module: Any, train_dataset: Any, val_dataset: Any) -> None:
-    """Makes trainkit's trainer and lets it fit."""
+def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dataset: Any) -> dict[str, float]:
+    """Makes trainkit's trainer and lets it fit. Returns the last evaluation's results."""
     settings, hps = trainer.settings, trainer.hps
     check(module, evaluated=val_dataset is not None)
     world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
@@ -39,32 +43,49 @@ def run(trainer: Trainer, module: Any, train_dataset: Any, val_dataset: Any) -> 
     module.state = trainer.state
     series = _series(trainer, sets)
     module.tracker = series
+    chosen = launch(settings, world)
+    manual = isinstance(module, ExtendedAcceleratorModule)
+    if manual and (settings.grad_accumulation_steps or 1) > 1:
+        warnings.warn("grad_accumulation_steps is ignored: the module updates by itself", stacklevel=3)
     progress = Progress(module, trainer.state, series, trainer.monitor, _log_steps(settings))
     routed = _routed(metrics, trainer)
     for callback in trainer.callbacks:
         callback.module, callback.state, callback.trainer = module, trainer.state, trainer
-    trainkit.Trainer(
-        module=Engine(module, trainer.state, {name: set(metric._metrics) for name, metric in routed.items()}),
+    hooks = Hooks(trainer.callbacks, trainer.state, manual=manual)
+    fit = trainkit.Trainer(
+        module=engine(module, trainer.state, {name: set(each._metrics) for name, each in routed.items()}, hooks),
         optimizer=_optimizer(module, hps),
         schedule=hps.make_schedule(),
         schedule_per="epoch" if hps.step_scheduler_per_epoch else "update",
         train=train,
         evaluate=sets or None,
         max_duration=hps.max_duration,
-        evaluate_every=f"{settings.evaluate_every_n_steps}st" if settings.evaluate_every_n_steps else "1ep",
+        evaluate_every=_steps(settings.evaluate_every_n_steps) or "1ep",
         evaluate_first=settings.eval_when_start,
         evaluate_last=settings.eval_when_finish and settings.evaluate_every_n_steps is not None,
         metrics=routed,
-        accumulate=settings.grad_accumulation_steps or 1,
+        accumulate=1 if manual else settings.grad_accumulation_steps or 1,
+        strategy=chosen.strategy,
+        precision=chosen.precision,
+        place_batches=settings.batch_device_placement,
+        cast_batches=settings.prepare_batch and chosen.casts,
+        zero_gradients=not settings.set_to_none,
         clip_norm=settings.clip_grad,
-        callbacks=[progress, *_savings(trainer, metrics, progress), Hooks(trainer.callbacks, trainer.state)],
+        callbacks=[
+            progress,
+            *_savings(trainer, metrics, progress),
+            FreeMemory(_steps(settings.cleanup_cache_every_n_steps)),
+            Summary(),
+            hooks,
+        ],
         trackers=[series],
         log_every=_log_every(settings),
         checkpoints=_checkpoints(trainer, sets),
-        out_of_memory="split" if settings.safe_steps else "raise",
+        out_of_memory="retry" if settings.safe_steps and chosen.strategy.works_alone and not manual else "raise",
         name=trainer.track_name,
         parameters=_parameters(trainer),
     ).fit()
+    return dict(fit.results)
 
 
 def _prepare_model(module: AcceleratorModule, settings: Any) -> None:
@@ -92,6 +113,10 @@ def _optimizer(module: AcceleratorModule, hps: Any) -> OptimizerFactory:
     return lambda named: made
 
 
+def _steps(count: int | None) -> str | None:
+    return None if count is None else f"{count}st"
+
+
 def _log_steps(settings: Any) -> int | None:
     if settings.log_every is None:
         return None
@@ -107,19 +132,22 @@ def _series(trainer: Trainer, sets: Mapping[str, Any]) -> Series:
     settings = trainer.settings
     trackers: list[Tracker] = [JsonLines(trainer.model_path / "metrics.jsonl")]
     if settings.log_with == "mlflow":
-        trackers.append(MLflow(_uri(settings.logging_dir), experiment=trainer.track_name, **trainer.run_arguments))
+        trainer.tracker = _mlflow(trainer)
+        trackers.append(trainer.tracker)
     names = {"train_loss": settings.train_loss_metric_name, "val_loss": settings.val_loss_metric_name}
     return Series(trackers, trainer.monitor, **names, sets=list(sets))
 
 
-def _uri(place: str) -> str:
-    """A folder keeps a database; `http://host` and `host:port` are servers."""
+def _mlflow(trainer: Trainer) -> MLflow:
+    """A folder keeps a database and the files of runs; `http://host` and `host:port` are servers."""
+    place, options = trainer.settings.logging_dir, {"experiment": trainer.track_name, **trainer.run_arguments}
     if place.startswith(("http://", "https://")):
-        return place
+        return MLflow(place, **options)
     if place.replace(".", "").replace(":", "").isdigit():
-        return f"http://{place}"
-    Path(place).mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{Path(place).resolve() / 'mlflow.db'}"
+        return MLflow(f"http://{place}", **options)
+    folder = Path(place).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    return MLflow(f"sqlite:///{folder / 'mlflow.db'}", artifacts=folder / "artifacts", **options)
 
 
 def _routed(metrics: Mapping[str, Mapping[str, Metric]], trainer: Trainer) -> dict[str, Routed]:

@@ -9,14 +9,16 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainkit.dialects.accmt import checks, running, saving
+from trainkit.dialects.accmt import artifacts, checks, running, saving
 from trainkit.dialects.accmt.callbacks import Callback
 from trainkit.dialects.accmt.hyperparameters import HyperParameters
-from trainkit.dialects.accmt.metrics import Metric
+from trainkit.dialects.accmt.metrics import Metric, names
 from trainkit.dialects.accmt.module import AcceleratorModule
 from trainkit.dialects.accmt.monitor import Monitor
+from trainkit.dialects.accmt.pretrained import resolved
 from trainkit.dialects.accmt.states import TrainingState
 from trainkit.errors import InvalidSetup
+from trainkit.trackers import MLflow
 
 
 class Trainer:
@@ -29,8 +31,13 @@ class Trainer:
 
     The other parameters are described row by row in docs/dialects/accmt.md.
 
+    Attributes:
+        state: how far the run is.
+        results: the last evaluation's, by `DATASET/NAME`.
+        tracker: where artifacts go, once a run with a tracker began.
+
     Raises:
-        InvalidSetup: a value is out of range, two do not go together, or it is not supported yet.
+        InvalidSetup: a value is out of range, or two do not go together.
         TypeError: a keyword that neither the trainer nor the tracker has.
     """
 
@@ -92,7 +99,9 @@ class Trainer:
         self.hps = HyperParameters.of(hps_config)
         self.model_path = Path(model_path)
         self.monitor = Monitor.of(monitor)
-        checks.settings(self.settings, self.monitor)
+        checks.settings(self.settings)
+        self.tracker: MLflow | None = None
+        self.results: dict[str, float] = {}
         self.callbacks = [callback] if isinstance(callback, Callback) else list(callback or [])
         self.state = TrainingState()
         self.rules: dict[str, tuple[float | None, float | None]] = {}
@@ -124,19 +133,48 @@ class Trainer:
         checks.bounds(label, saving_below, saving_above)
         self.rules[label] = (saving_below, saving_above)
 
-    def fit(self, module: AcceleratorModule, train_dataset: Any = None, val_dataset: Any = None, **kwargs: Any) -> None:
-        """Trains, evaluates and saves; goes on from a checkpoint as `resume` says.
+    def log_artifact(self, path: str | Path) -> None:
+        """Stores a file with the tracker's run, from the first process.
 
         Raises:
-            TypeError: `module` is no AcceleratorModule, or keywords with a module that is built already.
+            InvalidSetup: there is no tracker, or its run has not begun.
+            FileNotFoundError: there is no such file.
+        """
+        artifacts.store(self.tracker, path, folder=False)
+
+    def log_artifacts(self, path: str | Path) -> None:
+        """Stores all files below a folder with the tracker's run, each in its subfolder.
+
+        Raises:
+            InvalidSetup: there is no tracker, or its run has not begun.
+            FileNotFoundError: there is no such folder.
+        """
+        artifacts.store(self.tracker, path, folder=True)
+
+    def fit(
+        self,
+        module: AcceleratorModule | str | tuple[str, str | type],
+        train_dataset: Any = None,
+        val_dataset: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Trains, evaluates and saves; goes on from a checkpoint as `resume` says.
+
+        Args:
+            module: an AcceleratorModule; or a Hugging Face model by name or folder, alone or with its class.
+            train_dataset: None: the module's own loader.
+            val_dataset: one, several in a list or by key; None: the module's own loader, or no evaluation.
+            kwargs: of `from_pretrained`, for a model given by name.
+
+        Raises:
+            TypeError: `module` is something else, or there are keywords with a module that is built already.
             FileNotFoundError: `resume=True` without a checkpoint.
             IndexError: `resume` names a checkpoint that there is not.
         """
-        if kwargs:
-            raise TypeError(f"fit takes keywords only for a model given by name: {', '.join(kwargs)}")
         self._began = True
         try:
-            running.run(self, module, train_dataset, val_dataset)
+            chosen = resolved(module, names(self.settings.metrics), kwargs)
+            self.results = running.run(self, chosen, train_dataset, val_dataset)
         finally:
             if self.settings.destroy_after_training and dist.is_initialized():
                 dist.destroy_process_group()
