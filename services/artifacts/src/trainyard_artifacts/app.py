@@ -8,11 +8,11 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry
 from servicekit.store import Store
+from trainyard.artifacts.allocator import keep_large_blocks
 from trainyard_protos.v1.admin_pb2_grpc import add_ArtifactAdminServiceServicer_to_server
 from trainyard_protos.v1.artifacts_pb2_grpc import add_ArtifactServiceServicer_to_server
 
 from trainyard_artifacts.admin import ArtifactAdminServicer
-from trainyard_artifacts.allocator import keep_large_blocks
 from trainyard_artifacts.chunks import Chunks
 from trainyard_artifacts.collector import Collector
 from trainyard_artifacts.counters import Counters

@@ -126,11 +126,13 @@ def get(
     """Fetch a version's files; every byte is verified, and an interrupted fetch goes on where it was."""
 
     async def work(client: AsyncClient) -> None:
+        from trainyard.artifacts.allocator import keep_large_blocks
         from trainyard.cli import artifact_views, words
         from trainyard.cli.output import write
         from trainyard.cli.terminal import say
         from trainyard.cli.transfer_view import progress
 
+        keep_large_blocks()
         found = await client.artifact(reference)
         folder = target or Path(found.name)
         with progress(f"fetching {artifact_views.reference(found)}", found.size) as done:
@@ -160,11 +162,13 @@ def put(
     """Store a file or a folder as a new version; only what the yard lacks is sent."""
 
     async def work(client: AsyncClient) -> None:
+        from trainyard.artifacts.allocator import keep_large_blocks
         from trainyard.cli import artifact_views, words
         from trainyard.cli.output import write
         from trainyard.cli.terminal import next_steps, say
         from trainyard.cli.transfer_view import progress
 
+        keep_large_blocks()
         with progress(f"storing {name}", _size(path)) as done:
             version = await client.upload(
                 path,

@@ -1,8 +1,11 @@
 """Memory for large messages.
 
 The C library gives blocks of some hundred KiB back to the kernel as soon as they are freed and asks for them again
-right after: each time the kernel clears their pages, which costs as much as receiving the bytes. Keeping some of them
-at hand halves what a GB received costs in system time.
+right after: each time the kernel clears their pages, which costs as much as sending or receiving the bytes. Keeping
+some of them at hand halves what a GB moved costs in system time.
+
+This is the whole process's setting, so that only programs make it, the store and the `yard` command: never the library
+in somebody else's process, and not the agent, which keeps small.
 """
 
 from __future__ import annotations
