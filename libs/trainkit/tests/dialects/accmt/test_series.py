@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from trainkit.dialects.accmt import Monitor
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
+    Bowl,
     Rows,
     fitted,
     hps,
@@ -60,3 +64,26 @@ def test_the_monitor_shows_rate_and_norm(tmp_path: Path) -> None:
     assert logged(tmp_path / "a", "learning_rate") == {12: 0.1, 24: 0.05}
     fitted(tmp_path / "b", monitor=monitor, log_every=1)
     assert logged(tmp_path / "b", "grad_norm")[1] == 4.0
+
+
+@pytest.mark.spec("AC-054")
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def test_memory_is_logged_in_gigabytes(tmp_path: Path, device: str) -> None:
+    class Holding(Bowl):
+        def training_step(self, batch: Any) -> Tensor:
+            if self.state.global_step == 1:
+                self.held = torch.ones(2**28, device=device)  # 1 GiB
+            return super().training_step(batch)
+
+    module, series = Holding(), f"{'gpu' if device == 'cuda' else 'cpu'}_utilization"
+    fitted(tmp_path, hps(max_steps=2), module=module, val=None, monitor={series: True}, log_every=1)
+    held = logged(tmp_path, series)
+    assert held[2] - held[1] == pytest.approx(1.07, abs=0.05)
+
+
+@pytest.mark.spec("AC-054")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="about a machine without a GPU")
+def test_without_a_gpu_there_is_no_such_series_and_one_warning(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="there is no GPU") as told:
+        fitted(tmp_path, hps(max_steps=2), val=None, monitor=Monitor(gpu_utilization=True), log_every=1)
+    assert len(told) == 1 and logged(tmp_path, "gpu_utilization") == {}

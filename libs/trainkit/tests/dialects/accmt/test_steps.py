@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from trainkit.callbacks.weights import load_weights
 from trainkit.dialects.accmt import Monitor, Trainer
 from trainkit.dialects.accmt.callbacks import Callback
+from trainkit.dialects.accmt.launching import VARIABLE
+from trainkit.errors import OutOfMemory
+from trainkit.precision import Precision
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Bowl,
@@ -93,3 +98,167 @@ def test_compiling_changes_neither_the_result_nor_the_names_of_weights(tmp_path:
     assert plain.w == compiled.w
     names = [set(load_weights(tmp_path / name / "best_valid_loss")) for name in ("plain", "compiled")]
     assert names[0] == names[1] == {"w"}
+
+
+@pytest.mark.spec("AC-026")
+def test_gradients_become_none_or_zero(tmp_path: Path) -> None:
+    class Watch(Callback):
+        def on_after_zero_grad(self, optimizer: Any) -> None:
+            found.append(optimizer.param_groups[0]["params"][0].grad)
+
+    found: list[Any] = []
+    fitted(tmp_path / "none", hps(max_steps=1), val=None, callback=Watch())
+    fitted(tmp_path / "zero", hps(max_steps=1), val=None, callback=Watch(), set_to_none=False)
+    assert found[0] is None and torch.equal(found[1], torch.zeros(()))
+
+
+@pytest.mark.spec("AC-027")
+def test_recomputed_activations_change_no_loss(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.last, self.recomputes = nn.Linear(1, 8), nn.Linear(8, 1), 0
+            self.enabled = False
+
+        def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any) -> None:
+            asked.append(gradient_checkpointing_kwargs)
+            self.enabled = True
+
+        def hidden(self, x: Tensor) -> Tensor:
+            self.recomputes += 1
+            return torch.tanh(self.first(x))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x[:, None]
+            hidden = checkpoint(self.hidden, x, use_reentrant=False) if self.enabled else self.hidden(x)
+            return self.last(hidden)[:, 0]
+
+    losses, counts = [], []
+    for enabled in (False, True):
+        module = Bowl()
+        module.model, place = Deep(), tmp_path / str(enabled)
+        options: dict[str, Any] = {"gradient_checkpointing": enabled, "log_every": 1, "enable_checkpointing": False}
+        kwargs = {"gradient_checkpointing_kwargs": {"use_reentrant": False}} if enabled else {}
+        fitted(place, hps(epochs=1), module=module, val=None, **options, **kwargs)
+        losses.append(list(logged(place, "train_loss").values()))
+        counts.append(module.model.recomputes)
+    assert asked == [{"use_reentrant": False}] and counts == [12, 24]
+    assert losses[1] == pytest.approx(losses[0], abs=1e-6)
+
+
+class Full(Bowl):
+    """Runs out of memory in a step of its training, so many times."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times, self.calls = times, 0
+
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        if self.state.global_step == 5 and self.times:
+            self.times -= 1
+            self.calls += 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return loss
+
+
+@pytest.mark.spec("AC-028")
+def test_a_step_that_does_not_fit_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "nvidia-smi").write_text(f"#!/bin/sh\necho '00000000:01:00.0, {os.getpid()}, 2048'\n")
+    (programs / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    options: dict[str, Any] = {"grad_accumulation_steps": 4, "enable_checkpointing": False}
+    _, undisturbed = fitted(tmp_path / "whole", **options)
+    noted = Noted()
+    made, module = fitted(tmp_path / "once", module=Full(1), callback=noted, **options)
+    assert made.state.global_step == 24 and module.w == undisturbed.w
+    assert noted.calls.count("on_before_training_step") == 25
+    full = Full(-1)
+    with pytest.raises(OutOfMemory, match=rf"GPU.*user.*PID.*GB\s+00000000:01:00.0 +\S+ +{os.getpid()} +2\.15"):
+        fitted(tmp_path / "always", module=full, **options)
+    assert full.calls == 2
+    full = Full(-1)
+    with pytest.raises(torch.OutOfMemoryError):
+        fitted(tmp_path / "unsafe", module=full, safe_steps=False, **options)
+    assert full.calls == 1
+
+    class Evaluated(Bowl):
+        times = 1
+
+        def validation_step(self, key: str, batch: Any) -> Any:
+            if self.times:
+                self.times = 0
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().validation_step(key, batch)
+
+    fitted(tmp_path / "evaluated", module=Evaluated(), **options)
+    assert logged(tmp_path / "evaluated", "val_loss") == logged(tmp_path / "whole", "val_loss")
+
+
+@pytest.mark.spec("AC-029")
+def test_memory_is_given_back_after_epochs_evaluations_and_so_many_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr("trainkit.memory.free", lambda: calls.append(1))
+    for every, expected in ((None, 4), (5, 8)):
+        calls.clear()
+        fitted(tmp_path / str(every), cleanup_cache_every_n_steps=every, enable_checkpointing=False)
+        assert len(calls) == expected
+    with pytest.raises(ValueError, match="cleanup_cache_every_n_steps"):
+        trainer(tmp_path, cleanup_cache_every_n_steps=0)
+
+
+@pytest.mark.spec("AC-031")
+def test_an_overflow_skips_one_update_and_halves_the_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scales: list[float] = []
+
+    class Overflows(Bowl):
+        def training_step(self, batch: Any) -> Tensor:
+            predicted = self(batch[0])
+            if self.state.global_step == 3:
+                predicted.register_hook(lambda gradient: gradient * float("inf"))
+            return ((predicted - batch[1]) ** 2).mean()
+
+    def step(self: Any, optimizer: Any) -> bool:
+        done = original(self, optimizer)
+        scales.append(self.scaler.get_scale())
+        return done
+
+    original = Precision.step
+    monkeypatch.setattr(Precision, "step", step)
+    monkeypatch.setenv(VARIABLE, "single-fp16")
+    noted = Noted()
+    options: dict[str, Any] = {"callback": noted, "log_every": None, "enable_checkpointing": False}
+    numbers = hps(epochs=1, scheduler="Constant")
+    _, module = fitted(tmp_path, numbers, module=Overflows(), val=None, disable_model_saving=True, **options)
+    assert logged(tmp_path, "skipped_updates") == {4: 1}
+    assert noted.calls.count("on_after_optimizer_step") == noted.calls.count("on_after_scheduler_step") == 11
+    assert scales[3] == scales[2] / 2 == scales[-1]
+    assert module.w == pytest.approx(2 - 2 * 0.8**11, abs=1e-3)
+
+
+@pytest.mark.spec("AC-126")
+@pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+def test_the_three_paths_of_an_optimizer_agree(name: str, device: str) -> None:
+    ends = []
+    for path in ({"foreach": False}, {"foreach": True}, {"fused": True}):
+        torch.manual_seed(0)
+        weights = [nn.Parameter(torch.randn(5, 3, device=device)), nn.Parameter(torch.randn(4, device=device))]
+        made = hps(optimizer=name, optim_kwargs={"lr": 0.01, **path}).make_optimizer()(
+            [(str(at), weight) for at, weight in enumerate(weights)]
+        )
+        assert made.defaults[next(iter(path))] is next(iter(path.values()))
+        for _ in range(5):
+            made.zero_grad()
+            sum((weight**2).sum() for weight in weights).backward()
+            made.step()
+        ends.append(torch.cat([weight.detach().flatten() for weight in weights]))
+    assert not torch.equal(ends[0], torch.zeros_like(ends[0]))
+    assert torch.allclose(ends[0], ends[1], atol=1e-6) and torch.allclose(ends[0], ends[2], atol=1e-6)
