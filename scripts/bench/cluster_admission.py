@@ -38,7 +38,10 @@ KUEUE_PER_S = 43
 GPU = 1
 _WAITING = 20
 _SETTLE_S = 1800
-_NOT_OURS = ("pods", "nodes", "leases")
+_PODS_OWN = ("pods", "nodes", "leases", "serviceaccounts")
+_TOLD_OF_PODS = ("events", "endpoints", "endpointslices")
+"""What the cluster makes of pods: so much of it as the bare client's pods lead to is the pods' own."""
+Requests = Counter[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ class Launched:
 
     per_s: float
     bytes_per_job: float
-    requests: Counter[tuple[str, str]]
+    requests: Requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +194,18 @@ async def _check(raw: Raw, now: Running) -> None:
         raise RuntimeError(f"{len(wrong)} resources are wrong: {wrong[:5]}")
 
 
-def time_raw(cluster: Cluster, count: int) -> float:
-    """Jobs a second of a bare client."""
+def time_raw(cluster: Cluster, count: int) -> tuple[float, Requests]:
+    """Jobs a second of a bare client, and the requests that its jobs lead to."""
     with tempfile.TemporaryDirectory(prefix="yard-bench-") as folder, bench_namespace(cluster) as namespace:
         yard = Yard(cluster, namespace, Path(folder), fake_pods())  # for its Jobs: it does not run
         jobs = [yard.raw_job(number, GPU) for number in range(count)]
-        return count / Raw.run(
-            cluster.layout,
-            lambda raw: until_running(raw, namespace, count * NODES, lambda: make_raw(raw, namespace, jobs)),
-        )
+
+        async def measure(raw: Raw) -> tuple[float, Requests]:
+            before = await raw.requests()
+            taken_s = await until_running(raw, namespace, count * NODES, lambda: make_raw(raw, namespace, jobs))
+            return count / taken_s, await raw.requests() - before
+
+        return Raw.run(cluster.layout, measure)
 
 
 def time_kubeflow(cluster: Cluster, count: int) -> float:
@@ -223,9 +229,19 @@ def time_kubeflow(cluster: Cluster, count: int) -> float:
         return count / Raw.run(cluster.layout, measure)
 
 
-def report(held: Admitted, on: Launched, raw: float, peer: float, count: int) -> int:
+def without_pods(requests: Requests, bare: Requests) -> Requests:
+    """Those that are not about pods.
+
+    Args:
+        requests: with the yard.
+        bare: with a client that makes as many of the same Jobs and Services.
+    """
+    kept = Counter({key: count for key, count in requests.items() if not key[1].startswith(_PODS_OWN)})
+    return kept - Counter({key: count for key, count in bare.items() if key[1].startswith(_TOLD_OF_PODS)})
+
+
+def report(held: Admitted, on: Launched, raw: float, bare: Requests, peer: float, count: int) -> int:
     cpu_ms = held.cpu_s_per_job * 1000
-    without_pods = {key: n for key, n in on.requests.items() if not key[1].startswith(_NOT_OURS)}
     rows = [
         ("admitted a second, launching held back", f"{held.per_s:.1f}"),
         ("processor time of the services, ms a job", f"{cpu_ms:.2f}"),
@@ -235,13 +251,16 @@ def report(held: Admitted, on: Launched, raw: float, peer: float, count: int) ->
         ("memory of the services, MB an active job", f"{on.bytes_per_job / 1e6:.3f}"),
     ]
     table(f"{count} resources of {NODES} pods", ("", ""), rows)
-    largest = sorted(without_pods.items(), key=lambda item: -item[1])[:14]
+    counted = without_pods(on.requests, bare)
     table(
-        "requests to the API server a job, the cluster's own ones too",
-        ("", "a job"),
-        [(f"{verb} {what}", f"{n / count:.2f}") for (verb, what), n in largest],
+        "requests to the API server a job, the control plane's too",
+        ("", "yard", "bare client", "not the pods' own"),
+        [
+            (" ".join(key), *(f"{each[key] / count:.2f}" for each in (on.requests, bare, counted)))
+            for key, _ in on.requests.most_common(16)
+        ],
     )
-    per_job = sum(without_pods.values()) / count
+    per_job = counted.total() / count
     published = "Kueue, published"
     return conclude(
         "cluster_admission",
@@ -299,13 +318,13 @@ def main() -> int:
         progress("launching held back")
         held = admit(cluster, count)
         progress("bare client")
-        raw = time_raw(cluster, count)
+        raw, bare = time_raw(cluster, count)
         progress("launching on")
         on = launch(cluster, count)
         progress("Kubeflow's training operator")
         peer = time_kubeflow(cluster, min(count, arguments.peer_jobs))
         progress("")
-    return report(held, on, raw, peer, count)
+    return report(held, on, raw, bare, peer, count)
 
 
 if __name__ == "__main__":

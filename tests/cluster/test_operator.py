@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from trainyard import errors
-from trainyard.client import Client
+from trainyard.client import Client, JobHandle
 from trainyard_operator.resource import FINALIZER
 
 from scripts.testbed.cluster.cluster import Cluster
@@ -199,3 +201,77 @@ def test_a_yard_that_is_away_is_waited_for(
     resources.apply(document(["true"], "patient"))
     shared_yard.up()
     resources.wait("patient", "Succeeded")
+
+
+COUNTS = """
+import time
+from trainyard import tracker
+step = 0
+while True:
+    tracker.log({"n": step}, step=step)
+    step += 1
+    time.sleep(0.1)
+"""
+
+
+@contextmanager
+def own_operator(
+    cluster: Cluster, yard: YardHome, folder: Path, **settings: str
+) -> Iterator[tuple[OperatorProcess, Resources]]:
+    """A namespace with an operator of its own, which does not run yet."""
+    install(cluster)
+    with namespace(cluster) as name:
+        operator, found = OperatorProcess(cluster, name, yard.folder, folder, settings), Resources(cluster, name)
+        try:
+            yield operator, found
+        finally:
+            operator.start()
+            for each in found.names():  # nobody lets go of them afterwards
+                found.delete(each)
+            operator.stop()
+
+
+def counting(resources: Resources, client: Client, name: str) -> JobHandle:
+    """The job of a resource that no operator has seen; it runs and gets on."""
+    wanted = document(python(COUNTS), name, gracePeriod="1s")
+    job = client.submit(wanted, idempotency_key=resources.apply(wanted))
+    wait_until_at(job, 1)
+    return job
+
+
+def wait_until_at(job: JobHandle, step: int) -> None:
+    """Returns when the yard knows that the job is so far."""
+    assert any(each.progress.step >= step for each in job.follow()), "it ended before"
+
+
+def test_progress_is_written_once_in_an_interval_and_a_state_at_once(
+    cluster: Cluster, shared_yard: YardHome, client: Client, tmp_path: Path
+) -> None:
+    with own_operator(cluster, shared_yard, tmp_path, PROGRESS_INTERVAL_S="3600") as (operator, found):
+        job = counting(found, client, "counts")
+        operator.start()
+        shown = found.until("counts", lambda said: said.get("step"), "to show its progress")["step"]
+        wait_until_at(job, shown + 10)
+        assert found.status("counts")["step"] == shown
+        job.cancel()
+        status = found.until("counts", lambda said: said.get("phase") == "Cancelled", "to be cancelled")
+        assert status["step"] == shown
+
+
+@pytest.mark.exhaustive
+def test_progress_of_all_resources_together_has_a_cap_and_states_have_none(
+    cluster: Cluster, shared_yard: YardHome, client: Client, tmp_path: Path
+) -> None:
+    once_an_hour = {"PROGRESS_INTERVAL_S": "0.1", "PROGRESS_PER_S": str(1 / 3600)}
+    with own_operator(cluster, shared_yard, tmp_path, **once_an_hour) as (operator, found):
+        jobs = {name: counting(found, client, name) for name in ("one", "other")}
+        operator.start()
+        wait_until(lambda: any(found.status(name).get("step") for name in jobs), "one of them to show its progress")
+        before = {name: found.status(name).get("step") for name in jobs}
+        for name, job in jobs.items():
+            wait_until_at(job, (before[name] or 0) + 10)
+        assert sorted(map(bool, before.values())) == [False, True]
+        assert {name: found.status(name).get("step") for name in jobs} == before
+        for name, job in jobs.items():
+            job.cancel()
+            found.until(name, lambda said: said.get("phase") == "Cancelled", "to be cancelled")

@@ -211,8 +211,10 @@ class Api:
             raise _unreachable(error) from error
 
     async def _headers(self) -> dict[str, str]:
-        # The hook that renews a token may read files, or run the program a kubeconfig names.
-        token = await asyncio.to_thread(self._configuration.get_api_key_with_prefix, "BearerToken", "authorization")
+        if getattr(self._configuration, "refresh_api_key_hook", None) is None:  # its own type says that it always is
+            token = authorization(self._configuration)
+        else:  # it may read files, or run the program a kubeconfig names
+            token = await asyncio.to_thread(authorization, self._configuration)
         return {"Authorization": token} if token else {}
 
     async def close(self) -> None:
