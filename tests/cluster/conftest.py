@@ -14,16 +14,16 @@ from tests.cluster.yards import ClusterYard, running
 @pytest.fixture(scope="session")
 def yard_on_cluster(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterYard]:
     """A yard for all tests, which do not stop it; its jobs do not mind each other. Nothing of it is left at the end."""
-    yield from _in_a_namespace(cluster, tmp_path_factory)
+    yield from in_a_namespace(cluster, tmp_path_factory)
 
 
 @pytest.fixture
 def own_yard(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterYard]:
     """A yard of the test's own, in a namespace of its own."""
-    yield from _in_a_namespace(cluster, tmp_path_factory)
+    yield from in_a_namespace(cluster, tmp_path_factory)
 
 
-def _in_a_namespace(cluster: Cluster, folders: pytest.TempPathFactory, **settings: str) -> Iterator[ClusterYard]:
+def in_a_namespace(cluster: Cluster, folders: pytest.TempPathFactory, **settings: str) -> Iterator[ClusterYard]:
     namespace = f"jobs-{secrets.token_hex(4)}"
     cluster.kubectl("create", "namespace", namespace)
     cluster.wait_for_service_account(namespace)
