@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Set
 from typing import Any
 
 import pytest
@@ -379,9 +380,14 @@ def test_machines_that_take_no_pods_are_not_offered() -> None:
     assert machines.offered(away, SETTINGS) == []
 
 
+def lost(ready: dict[str, bool], silent_s: losses.Silences) -> Set[str]:
+    """By Kubernetes' word and the silence of agents alone."""
+    return losses.judge(ready, frozenset(), silent_s, 15).lost
+
+
 def test_a_machine_is_lost_when_it_is_not_ready_and_its_agents_are_silent_while_others_are_heard() -> None:
     ready = {"one": False, "two": True}
-    assert losses.lost(ready, {"one": [30, math.inf], "two": [1]}, 15) == {"one"}
+    assert lost(ready, {"one": [30, math.inf], "two": [1]}) == {"one"}
 
 
 @pytest.mark.parametrize(
@@ -394,16 +400,16 @@ def test_a_machine_is_lost_when_it_is_not_ready_and_its_agents_are_silent_while_
     ],
 )
 def test_one_sign_alone_loses_no_machine(ready: dict[str, bool], silent: dict[str, list[float]]) -> None:
-    assert not losses.lost(ready, silent, 15)
+    assert not lost(ready, silent)
 
 
 def test_a_machine_that_is_gone_counts_as_not_ready() -> None:
-    assert losses.lost({"two": True}, {"one": [99], "two": [1]}, 15) == {"one"}
+    assert lost({"two": True}, {"one": [99], "two": [1]}) == {"one"}
 
 
 def test_when_most_machines_seem_lost_at_once_nobody_is_evicted() -> None:
     ready = {f"node-{index}": index >= 6 for index in range(10)}
     silent: dict[str, list[float]] = {name: [1.0 if well else 99.0] for name, well in ready.items()}
-    assert not losses.lost(ready, silent, 15)
+    assert not lost(ready, silent)
     ready["node-5"] = True
-    assert losses.lost(ready, silent, 15) == {f"node-{index}" for index in range(5)}
+    assert lost(ready, silent) == {f"node-{index}" for index in range(5)}

@@ -44,11 +44,6 @@ def judge(ready: Mapping[str, bool], stale: Set[str], silent_s: Silences, limit_
     return Judgement(lost=seem)
 
 
-def lost(ready: Mapping[str, bool], silent_s: Silences, limit_s: float) -> Set[str]:
-    """The machines that are lost by Kubernetes' word and the silence of their agents."""
-    return judge(ready, frozenset(), silent_s, limit_s).lost
-
-
 def silent(silent_s: Silences, limit_s: float) -> Set[str]:
     """The machines of which no agent was heard for so long."""
     return {name for name, agents in silent_s.items() if min(agents, default=limit_s) >= limit_s}
