@@ -45,21 +45,27 @@ def release(cluster: Cluster, cluster_namespace: str, tmp_path: Path) -> Iterato
     found.release_resources()
     found.remove_cluster_objects()
     found.remove_volumes()
+    cluster.kubectl("delete", "namespace", jobs_of(found), "--ignore-not-found", "--wait=false")
+
+
+def jobs_of(release: Release) -> str:
+    """The namespace that the chart makes for jobs."""
+    return f"{release.namespace}-jobs"
 
 
 def begun(job: JobHandle) -> bool:
     return "begun" in output(job)
 
 
-def pods(release: Release, component: str) -> dict[str, tuple[str, int]]:
+def pods(release: Release, component: str, namespace: str = "") -> dict[str, tuple[str, int]]:
     """Of each pod: what it is and how often it was started again."""
-    selector = f"--selector={component}"
+    where = f"--namespace={namespace or release.namespace}"
     return {
         pod["metadata"]["name"]: (
             pod["metadata"]["uid"],
             sum(each["restartCount"] for each in pod["status"].get("containerStatuses", [])),
         )
-        for pod in release.objects("pods", selector)
+        for pod in release.cluster.get("pods", where, f"--selector={component}")["items"]
     }
 
 
@@ -81,7 +87,7 @@ def shown_names(endpoint: str) -> list[str]:
 
 
 def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(release: Release) -> None:
-    release.install(**SMALL, storage={"className": release.namespace})
+    release.install(**SMALL, storage={"className": release.namespace}, jobs={"namespace": ""})
     release.helm("test", release.name, f"--timeout={int(PATIENCE_S)}s")
     made = release.secrets()
     assert made.keys() == SECRETS
@@ -90,7 +96,7 @@ def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(relea
         job = client.submit(small_job(WAITING))
         wait_until(lambda: begun(job), "the job to begin")
     assert by_kubectl(release, "by-kubectl") == "Succeeded"
-    workers = pods(release, f"trainyard.dev/job-id={job.id}")
+    workers = pods(release, f"trainyard.dev/job-id={job.id}", jobs_of(release))
     services = pods(release, "app.kubernetes.io/component=scheduler")
 
     restarted = {"podAnnotations": {"test": "upgraded"}}
@@ -99,14 +105,23 @@ def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(relea
         tls={"extraHosts": ["yard.example"]},
     )
     assert pods(release, "app.kubernetes.io/component=scheduler") != services
-    assert pods(release, f"trainyard.dev/job-id={job.id}") == workers
+    assert pods(release, f"trainyard.dev/job-id={job.id}", jobs_of(release)) == workers
     kept = release.secrets()
     assert {name for name in made if kept[name] != made[name]} == {"yard-trainyard-tls"}
     with release.reached() as user:
         wait_until(lambda: "yard.example" in shown_names(user["TRAINYARD_ENDPOINT"]), "the certificate to be shown")
 
     (worker,) = workers
-    release.kubectl("exec", worker, "--container=worker", "--", "python3", "-c", "open('/tmp/go', 'w')")
+    release.cluster.kubectl(
+        "exec",
+        f"--namespace={jobs_of(release)}",
+        worker,
+        "--container=worker",
+        "--",
+        "python3",
+        "-c",
+        "open('/tmp/go', 'w')",
+    )
     with release.client() as client:
         job = client.job(job.id)
         assert job.wait(PATIENCE_S, check=False).reason == "Completed"
@@ -120,6 +135,9 @@ def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(relea
     left = release.named(KINDS)
     assert left == claims | {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", "TrainingJob/by-kubectl"}
     assert release.cluster_objects() == []
+    assert f"kubectl delete namespace {jobs_of(release)}" in printed
+    kept = release.cluster.kubectl("get", KINDS, f"--namespace={jobs_of(release)}", "--output=name").split()
+    assert set(kept) == {"configmap/kube-root-ca.crt", "serviceaccount/default"}
     release.kubectl("delete", "trainingjob", "by-kubectl", f"--timeout={int(PATIENCE_S)}s")
 
 

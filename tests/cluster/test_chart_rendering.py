@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import yaml
+from servicekit.ownership import LAUNCHER, identity_label
 
 from scripts.testbed.proxy import ROUTES
 from tests.cluster.release import CHART, HelmFailed, helm, rendered, template
@@ -99,7 +101,7 @@ def test_everything_that_goes_on_is_probed(objects: list[dict[str, Any]]) -> Non
 def test_only_who_talks_to_the_cluster_gets_a_token_of_it(objects: list[dict[str, Any]]) -> None:
     given = {owner.rpartition("/")[2] for owner, spec in pods(objects) if spec["automountServiceAccountToken"]}
     kinds = {name.removeprefix("yard-trainyard-") for name in given}
-    assert kinds <= {"launcher", "operator", "setup", "publish", "remove"}
+    assert kinds <= {"launcher", "operator", "namespace", "setup", "publish", "remove"}
 
 
 def test_no_role_allows_everything(objects: list[dict[str, Any]]) -> None:
@@ -113,17 +115,115 @@ def test_no_role_allows_everything(objects: list[dict[str, Any]]) -> None:
 def test_the_launcher_may_do_what_the_guide_says_and_no_more() -> None:
     objects = made("small")
     roles = [each for each in objects if each["kind"] in ("Role", "ClusterRole")]
-    rules = [rule for role in roles if role["metadata"]["name"].endswith("-launcher") for rule in role["rules"]]
-    assert {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]} == {
+    ours = [each for each in roles if each["metadata"]["name"].endswith("-launcher")]
+
+    def allowed(namespace: str) -> dict[str, set[str]]:
+        rules = [rule for role in ours if role["metadata"].get("namespace", "") == namespace for rule in role["rules"]]
+        return {resource: set(rule["verbs"]) for rule in rules for resource in rule["resources"]}
+
+    assert {role["metadata"].get("namespace", "") for role in ours} == {"platform-jobs", "kube-node-lease", ""}
+    assert allowed("platform-jobs") == {
         "jobs": {"create", "get", "list", "watch", "delete"},
         "pods": {"get", "list", "watch", "delete"},
         "pods/log": {"get"},
         "pods/exec": {"create", "get"},
-        "services": {"create"},
+        "services": {"create", "list", "watch"},
+        "networkpolicies": {"create"},
         "events": {"list", "watch"},
-        "nodes": {"list", "watch"},
-        "tokenreviews": {"create"},
     }
+    assert allowed("kube-node-lease") == {"leases": {"get"}}
+    assert allowed("") == {"nodes": {"list", "watch"}, "pods": {"list", "watch"}, "tokenreviews": {"create"}}
+
+
+def environ(objects: list[dict[str, Any]], service: str) -> dict[str, str]:
+    """The variables of a service, as far as they are said."""
+    container = named(objects, "StatefulSet", f"yard-trainyard-{service}")["spec"]["template"]["spec"]["containers"][0]
+    return {each["name"]: each["value"] for each in container["env"] if "value" in each}
+
+
+def test_jobs_run_in_a_namespace_of_their_own_where_nothing_of_the_yard_is_kept() -> None:
+    objects = made("small")
+    assert environ(objects, "launcher")["TRAINYARD_LAUNCHER_KUBERNETES_NAMESPACE"] == "platform-jobs"
+    there = {each["kind"] for each in objects if each["metadata"].get("namespace") == "platform-jobs"}
+    assert there == {"ServiceAccount", "Role", "RoleBinding", "NetworkPolicy"}
+
+
+def test_the_namespace_of_jobs_is_made_before_anything_in_it() -> None:
+    hooks = [each for each in made("small") if "pre-install" in str(each["metadata"].get("annotations"))]
+
+    def weight(hook: dict[str, Any]) -> int:
+        return int(hook["metadata"]["annotations"]["helm.sh/hook-weight"])
+
+    made_at = weight(named(hooks, "Job", "yard-trainyard-namespace"))
+    assert weight(named(hooks, "ClusterRoleBinding", "platform-yard-trainyard-namespace")) < made_at
+    inside = [each for each in hooks if each["metadata"].get("namespace") == "platform-jobs"]
+    assert inside
+    assert all(weight(each) > made_at for each in inside)
+
+
+@pytest.mark.parametrize("jobs", [{"createNamespace": False}, {"namespace": "platform"}])
+def test_nobody_may_make_a_namespace_when_none_is_to_be_made(jobs: dict[str, Any]) -> None:
+    for role in rendered({"jobs": jobs}):
+        for rule in role.get("rules", ()) if role["kind"] in ("Role", "ClusterRole") else ():
+            assert "namespaces" not in rule["resources"], role["metadata"]["name"]
+
+
+def own_names(objects: list[dict[str, Any]]) -> set[str]:
+    """Accounts, claims and secrets that an installation has or uses."""
+    accounts = {each["metadata"]["name"] for each in objects if each["kind"] == "ServiceAccount"}
+    found = accounts - {"yard-trainyard-job"}
+    for _, spec in pods(objects):
+        found |= {each["secret"]["secretName"] for each in spec["volumes"] if "secret" in each}
+        variables = [variable for container in spec["containers"] for variable in container.get("env", ())]
+        found |= {each["valueFrom"]["secretKeyRef"]["name"] for each in variables if "valueFrom" in each}
+    for each in objects:
+        for claim in each.get("spec", {}).get("volumeClaimTemplates", ()):
+            found.add(f"{claim['metadata']['name']}-{each['metadata']['name']}-0")
+    return found
+
+
+def test_the_launcher_knows_every_secret_claim_and_account_that_no_job_may_name(objects: list[dict[str, Any]]) -> None:
+    reserved = environ(objects, "launcher")["TRAINYARD_LAUNCHER_KUBERNETES_RESERVED_NAMES"].split(",")
+    own = own_names(objects)
+    assert len(own) > 10
+    assert {name for name in own if not any(fnmatch.fnmatchcase(name, each) for each in reserved)} == set()
+
+
+def test_nobody_reaches_a_pod_of_a_job_and_it_reaches_everybody() -> None:
+    closed = named(made("small"), "NetworkPolicy", "yard-trainyard-jobs")
+    assert closed["metadata"]["namespace"] == "platform-jobs"
+    assert closed["spec"] == {
+        "podSelector": {"matchLabels": {LAUNCHER: "platform-yard-trainyard"}},
+        "policyTypes": ["Ingress"],
+        "ingress": [],
+    }
+    assert environ(made("small"), "launcher")["TRAINYARD_LAUNCHER_KUBERNETES_NETWORK_POLICIES"] == "true"
+
+
+def test_what_pods_of_jobs_reach_can_be_restricted_to_the_yard_each_other_and_a_list() -> None:
+    bucket = {"to": [{"ipBlock": {"cidr": "10.1.2.0/24"}}], "ports": [{"port": 443}]}
+    objects = rendered({"networkPolicies": {"jobs": {"restrictEgress": True, "egress": [bucket]}}})
+    spec = named(objects, "NetworkPolicy", "yard-trainyard-jobs")["spec"]
+    assert spec["policyTypes"] == ["Ingress", "Egress"]
+    names, yard, others, listed = spec["egress"]
+    assert {each["port"] for each in names["ports"]} == {53}
+    gateway = named(objects, "Deployment", "yard-trainyard-gateway")["spec"]["template"]
+    [to] = yard["to"]
+    assert to["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "platform"}
+    assert to["podSelector"]["matchLabels"].items() <= gateway["metadata"]["labels"].items()
+    [port] = yard["ports"]
+    assert port["port"] in {each["containerPort"] for each in gateway["spec"]["containers"][0]["ports"]}
+    assert others == {"to": [{"podSelector": {"matchLabels": {LAUNCHER: "platform-yard-trainyard"}}}]}
+    assert listed == bucket
+
+
+@pytest.mark.parametrize("fullname", ["yard", "y" * 40])
+def test_the_chart_and_the_launcher_write_an_identity_as_the_same_label(fullname: str) -> None:
+    namespace = "platform-" + "n" * 40
+    printed = helm("template", "yard", str(CHART), f"--namespace={namespace}", f"--set=fullnameOverride={fullname}")
+    objects = [each for each in yaml.safe_load_all(printed) if each]
+    closed = named(objects, "NetworkPolicy", f"{fullname}-jobs")["spec"]
+    assert closed["podSelector"]["matchLabels"] == {LAUNCHER: identity_label(f"{namespace}-{fullname}")}
 
 
 def test_every_pod_has_a_budget_and_a_policy() -> None:
@@ -193,6 +293,8 @@ WRONG = {
         "tls": {"existingSecret": "mine", "certManager": {"enabled": True, "issuerRef": {"name": "x"}}}
     },
     "s3.bucket: needed": {"s3": {"existingSecret": "keys"}},
+    "/jobs/namespace": {"jobs": {"namespace": "j" * 64}},
+    "/networkPolicies/jobs": {"networkPolicies": {"jobs": {"egres": []}}},
 }
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from servicekit.ownership import ENDPOINT_VARIABLE, LAUNCHER, identity_label
 
 from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.patience import PATIENCE_S
@@ -45,10 +46,10 @@ def _as_helm(cluster: Cluster, definition: dict[str, Any]) -> None:
     cluster.kubectl("apply", "--server-side", "--field-manager=helm", "--filename=-", input=yaml.safe_dump(definition))
 
 
-def run_hook(cluster: Cluster, **settings: str) -> subprocess.CompletedProcess[str]:
+def run_hook(cluster: Cluster, hook: str = "install", **settings: str) -> subprocess.CompletedProcess[str]:
     environ = {f"TRAINYARD_SETUP_{name}": value for name, value in settings.items()}
     return subprocess.run(
-        [sys.executable, "-m", "trainyard_setup", "install"],
+        [sys.executable, "-m", "trainyard_setup", hook],
         env=os.environ | environ | {"KUBECONFIG": str(cluster.kubeconfig)},
         capture_output=True,
         text=True,
@@ -78,3 +79,59 @@ def test_a_secret_of_others_that_lacks_a_key_stops_it_with_what_to_do(cluster: C
     done = run_hook(cluster, **place, GIVEN_CERTIFICATE_SECRET="mine")
     assert done.returncode == 1
     assert f"secret 'mine' in namespace '{cluster_namespace}' has no tls.key and no ca.crt" in done.stderr
+
+
+ENDPOINT = "yard-gateway.platform.svc:443"
+
+
+def job(cluster: Cluster, namespace: str, name: str, endpoint: str, **labels: str) -> None:
+    """Makes a Job of a launcher whose pods find no node."""
+    made = {"app.kubernetes.io/managed-by": "trainyard", "trainyard.dev/pool": "cluster"} | labels
+    container = {"name": "worker", "image": "none", "env": [{"name": ENDPOINT_VARIABLE, "value": endpoint}]}
+    pod = {"restartPolicy": "Never", "nodeSelector": {"nowhere": "at-all"}, "containers": [container]}
+    metadata = {"name": name, "namespace": namespace, "labels": made}
+    cluster.apply({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": {"template": {"spec": pod}}})
+
+
+def jobs(cluster: Cluster, namespace: str) -> set[str]:
+    return {each["metadata"]["name"] for each in cluster.get("jobs", f"--namespace={namespace}")["items"]}
+
+
+def place(namespace: str, jobs_namespace: str) -> dict[str, str]:
+    """What the chart tells the hooks of an installation."""
+    where = {"RELEASE": "yard", "NAMESPACE": namespace, "JOBS_NAMESPACE": jobs_namespace}
+    return where | {"LAUNCHER": "platform-yard", "ENDPOINT": ENDPOINT}
+
+
+def test_the_namespace_of_jobs_is_made_once(cluster: Cluster, cluster_namespace: str) -> None:
+    wanted = f"{cluster_namespace}-jobs"
+    try:
+        for _ in range(2):
+            done = run_hook(cluster, "namespace", **place(cluster_namespace, wanted))
+            assert done.returncode == 0, done.stderr
+            assert cluster.get("namespace", wanted)["metadata"]["name"] == wanted
+    finally:
+        cluster.kubectl("delete", "namespace", wanted, "--ignore-not-found", "--wait=false")
+
+
+def test_an_upgrade_does_not_leave_jobs_behind_that_run_beside_the_yard(
+    cluster: Cluster, cluster_namespace: str
+) -> None:
+    job(cluster, cluster_namespace, "theirs", "other:443")
+    moving = place(cluster_namespace, "elsewhere")
+    assert run_hook(cluster, **moving).returncode == 0
+    job(cluster, cluster_namespace, "ours", ENDPOINT)
+    done = run_hook(cluster, **moving)
+    assert done.returncode == 1
+    assert f"1 jobs run in namespace '{cluster_namespace}', for instance ours" in done.stderr
+    assert f"upgrade with jobs.namespace={cluster_namespace} until they are over" in done.stderr
+
+
+def test_a_removal_takes_the_jobs_of_its_own_launcher_alone(cluster: Cluster, cluster_namespace: str) -> None:
+    job(cluster, cluster_namespace, "ours", ENDPOINT, **{LAUNCHER: identity_label("platform-yard")})
+    job(cluster, cluster_namespace, "ours-from-before", ENDPOINT)
+    job(cluster, cluster_namespace, "theirs", ENDPOINT, **{LAUNCHER: "other-yard"})
+    job(cluster, cluster_namespace, "theirs-from-before", "other:443")
+    done = run_hook(cluster, "remove", **place(cluster_namespace, cluster_namespace))
+    assert done.returncode == 0, done.stderr
+    assert jobs(cluster, cluster_namespace) == {"theirs", "theirs-from-before"}

@@ -135,6 +135,7 @@ class Development:
         options = [f"--values={REPOSITORY / each}" for each in RELEASE["valuesFiles"]]
         options += [f"--set={key}={words[value]}" for key, value in RELEASE["setValueTemplates"].items()]
         options.append(f"--set=operator.namespaces={{{self.namespace}}}")  # others have operators of their own
+        options.append(f"--set=jobs.namespace={self.namespace}")  # the one that goes with the test
         command = ["upgrade", "--install", RELEASE["name"], str(REPOSITORY / RELEASE["chartPath"]), *options]
         kubeconfig = {"KUBECONFIG": str(self.cluster.kubeconfig)}
         helm(

@@ -47,7 +47,7 @@
 - name: TRAINYARD_LAUNCHER_POOL
   value: {{ .Values.jobs.pool }}
 - name: TRAINYARD_LAUNCHER_IDENTITY
-  value: {{ .Release.Namespace }}-{{ include "trainyard.fullname" . }}
+  value: {{ include "trainyard.identity" . }}
 - name: TRAINYARD_LAUNCHER_BACKEND
   value: kubernetes
 - name: TRAINYARD_LAUNCHER_KUBERNETES_NAMESPACE
@@ -60,6 +60,10 @@
   value: {{ .Values.agentImage.pullPolicy }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_SERVICE_ACCOUNT
   value: {{ include "trainyard.jobsServiceAccount" . }}
+- name: TRAINYARD_LAUNCHER_KUBERNETES_RESERVED_NAMES
+  value: {{ include "trainyard.reservedNames" . | quote }}
+- name: TRAINYARD_LAUNCHER_KUBERNETES_NETWORK_POLICIES
+  value: {{ .Values.networkPolicies.enabled | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_HOST_PATHS
   value: {{ .Values.jobs.hostPaths | quote }}
 {{- if .Values.jobs.podTemplate }}

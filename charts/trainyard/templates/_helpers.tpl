@@ -33,7 +33,34 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "trainyard.jobsNamespace" -}}
-{{ default .Release.Namespace .Values.jobs.namespace }}
+{{ default (printf "%s-jobs" .Release.Namespace) .Values.jobs.namespace }}
+{{- end -}}
+
+{{- /* Of the launcher: what it makes carries it. */ -}}
+{{- define "trainyard.identity" -}}
+{{ .Release.Namespace }}-{{ include "trainyard.fullname" . }}
+{{- end -}}
+
+{{- /* The same as a label's value, as servicekit.ownership writes it. */ -}}
+{{- define "trainyard.identityLabel" -}}
+{{- $identity := include "trainyard.identity" . -}}
+{{- if le (len $identity) 63 -}}
+{{ $identity }}
+{{- else -}}
+{{ trunc 50 $identity }}-{{ sha256sum $identity | trunc 12 }}
+{{- end -}}
+{{- end -}}
+
+{{- /* Secrets, claims and accounts of the installation, which no job may name; with commas between them. */ -}}
+{{- define "trainyard.reservedNames" -}}
+{{- $full := include "trainyard.fullname" . -}}
+{{- $names := list (include "trainyard.tokenSecret" .) (include "trainyard.attemptKeySecret" .) (include "trainyard.redisSecret" .) (include "trainyard.tlsSecret" .) (printf "%s-authority" $full) -}}
+{{- $names = concat $names (list .Values.database.existingSecret .Values.database.caSecret .Values.redis.caSecret .Values.s3.existingSecret .Values.s3.caSecret) -}}
+{{- $names = append $names (printf "sh.helm.release.v1.%s.*" .Release.Name) -}}
+{{- range list "scheduler" "launcher" "metrics" "artifacts" "operator" "gateway" "redis" "setup" "publish" "remove" "namespace" -}}
+{{- $names = concat $names (list (printf "%s-%s" $full .) (printf "home-%s-%s-*" $full .)) -}}
+{{- end -}}
+{{- $names | compact | uniq | join "," -}}
 {{- end -}}
 
 {{- define "trainyard.jobsServiceAccount" -}}

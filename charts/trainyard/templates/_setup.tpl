@@ -5,6 +5,8 @@
 - {name: TRAINYARD_SETUP_NAMESPACE, value: {{ .Release.Namespace }}}
 - {name: TRAINYARD_SETUP_JOBS_NAMESPACE, value: {{ include "trainyard.jobsNamespace" . }}}
 - {name: TRAINYARD_SETUP_POOL, value: {{ .Values.jobs.pool }}}
+- {name: TRAINYARD_SETUP_LAUNCHER, value: {{ include "trainyard.identity" . }}}
+- {name: TRAINYARD_SETUP_ENDPOINT, value: {{ include "trainyard.endpoint" . }}}
 - {name: TRAINYARD_SETUP_OPERATOR, value: {{ .Values.operator.enabled | quote }}}
 - {name: TRAINYARD_SETUP_OPERATOR_NAMESPACES, value: {{ join "," .Values.operator.namespaces | quote }}}
 - {name: TRAINYARD_SETUP_AUTHORITY_CONFIG_MAP, value: {{ include "trainyard.authorityConfigMap" . }}}
@@ -87,10 +89,14 @@ rules:
   {{- if contains "delete" $hooks }}
   - apiGroups: [batch]
     resources: [jobs]
-    verbs: [list, deletecollection]
+    verbs: [list, delete]
   - apiGroups: [""]
     resources: [services]
-    verbs: [list, delete]
+    verbs: [delete]
+  {{- else if eq $namespace $root.Release.Namespace }}
+  - apiGroups: [batch]
+    resources: [jobs]
+    verbs: [list]  # jobs of a version that ran them here
   {{- end }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
@@ -105,13 +111,21 @@ subjects:
   - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ $root.Release.Namespace }}}
 {{- end }}
 ---
+{{ include "trainyard.setupRun" (merge (dict "weight" 0) .) }}
+{{- end -}}
+
+{{- /* The Job of a hook, whose account is there. */ -}}
+{{- define "trainyard.setupRun" -}}
+{{- $root := .root -}}
+{{- $name := printf "%s-%s" (include "trainyard.fullname" $root) .name -}}
+{{- $hooks := .hooks -}}
 apiVersion: batch/v1
 kind: Job
 metadata:
   name: {{ $name }}
   labels: {{- include "trainyard.labels" $root | nindent 4 }}
   annotations:
-    {{- include "trainyard.setupHook" (dict "hooks" $hooks "weight" 0) | nindent 4 }}
+    {{- include "trainyard.setupHook" (dict "hooks" $hooks "weight" .weight) | nindent 4 }}
     helm.sh/hook-output-log-policy: {{ if contains "delete" $hooks }}hook-succeeded,{{ end }}hook-failed
 spec:
   backoffLimit: 3

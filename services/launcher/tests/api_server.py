@@ -21,6 +21,7 @@ from trainyard_protos.v1 import common_pb2, launcher_pb2
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 PODS, SERVICES, EVENTS = (f"/api/v1/namespaces/default/{kind}" for kind in ("pods", "services", "events"))
 NODES = "/api/v1/nodes"
+POLICIES = "/apis/networking.k8s.io/v1/namespaces/default/networkpolicies"
 REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 ENDPOINT = "yard:1"
 PATIENCE_S = 120

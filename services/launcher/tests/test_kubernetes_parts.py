@@ -74,6 +74,17 @@ def test_the_service_belongs_to_the_job_and_names_pods_before_they_are_ready() -
     assert [each["uid"] for each in service["metadata"]["ownerReferences"]] == ["uid-1"]
 
 
+def test_pods_of_an_attempt_and_no_others_reach_each_other() -> None:
+    job = manifests.job(launch(nodes=2), "yard:1", SETTINGS)
+    job["metadata"]["uid"] = "uid-1"
+    policy = manifests.network_policy(job)
+    selected = policy["spec"]["podSelector"]
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": selected}]}]
+    assert selected["matchLabels"].items() <= job["spec"]["template"]["metadata"]["labels"].items()
+    assert selected["matchLabels"] == {names.ATTEMPT_ID: launch().facts.attempt_id}
+    assert [each["uid"] for each in policy["metadata"]["ownerReferences"]] == ["uid-1"]
+
+
 def test_a_pod_asks_for_its_workers_and_the_agent() -> None:
     resources = pod_spec(workers=2, gpu=1)["containers"][0]["resources"]
     assert resources["requests"] == resources["limits"]

@@ -15,6 +15,7 @@ from api_server import (
     JOBS,
     NODES,
     PODS,
+    POLICIES,
     REVIEWS,
     SERVICES,
     ApiServer,
@@ -165,6 +166,16 @@ async def test_a_service_that_somebody_deletes_is_made_again_at_once(
     await opened(server, backend, [made], [pod(made, 0), pod(made, 1)])
     # Once because it began, once because it was told.
     await until(lambda: server.asked.count(("POST", SERVICES)) == 2)
+
+
+async def test_nodes_are_let_to_each_other_before_they_find_each_other(server: ApiServer, tmp_path: Path) -> None:
+    made = job(facts(1, nodes=2))
+    server.say("POST", JOBS, (201, made))
+    server.say("POST", POLICIES, (201, {}))
+    server.say("POST", SERVICES, (201, {}))
+    async with talking_to(server, tmp_path, kubernetes_network_policies=True) as backend:
+        await backend.start(launch(facts(1, nodes=2)))
+    assert [path for method, path in server.asked if method == "POST"] == [JOBS, POLICIES, SERVICES]
 
 
 async def test_a_service_that_goes_with_its_job_is_not_made_again(

@@ -32,6 +32,9 @@ class ClusterSettings(ServiceSettings):
     kubernetes_reserved_names: str = ""
     """Names of Secrets, claims and service accounts that jobs may not use, because they are the yard's own, with commas
     between them; `*` stands for any characters."""
+    kubernetes_network_policies: bool = False
+    """Whether pods of an attempt are allowed to reach each other by a NetworkPolicy of their own. Needed where another
+    one keeps everybody away from them, as the chart's does."""
     kubernetes_run_as_user: int = Field(default=1000, gt=0)
     """User of the workers of jobs that name none."""
     kubernetes_run_as_group: int = Field(default=1000, gt=0)

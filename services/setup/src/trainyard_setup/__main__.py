@@ -1,4 +1,5 @@
-"""`python -m trainyard_setup`: `install` before an installation or upgrade, `remove` after a removal, or `check`."""
+"""`python -m trainyard_setup`: `namespace` and `install` before an installation or upgrade, `remove` after a
+removal, or `check`."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ from trainyard_setup.settings import Settings
 
 def main(arguments: list[str]) -> int:
     """Runs one hook; returns the exit code: 0 done, 1 not possible, 2 wrong arguments."""
-    if arguments not in (["install"], ["remove"], ["check"]):
-        print("usage: python -m trainyard_setup install|remove|check", file=sys.stderr)  # noqa: T201
+    if arguments not in (["namespace"], ["install"], ["remove"], ["check"]):
+        print("usage: python -m trainyard_setup namespace|install|remove|check", file=sys.stderr)  # noqa: T201
         return 2
     logs.configure("INFO")
     try:
@@ -29,7 +30,9 @@ def main(arguments: list[str]) -> int:
             return 0
         settings = from_environment(Settings, "TRAINYARD_SETUP")
         cluster = Cluster(settings.release)
-        if arguments == ["install"]:
+        if arguments == ["namespace"]:
+            cluster.ensure_namespace(settings.jobs_namespace)
+        elif arguments == ["install"]:
             install(settings, cluster, datetime.datetime.now(datetime.UTC))
         else:
             print(remove(settings, cluster))  # noqa: T201

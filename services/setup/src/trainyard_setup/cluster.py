@@ -8,10 +8,12 @@ from typing import Any
 
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from servicekit.ownership import owned_by
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 _MANAGER = "trainyard-setup"
+_POOL = "trainyard.dev/pool"
 _RESOURCE, _PLURAL = ("trainyard.dev", "v1alpha1"), "trainingjobs"
 _FINALIZER = "trainyard.dev/job"
 _CALL_TIMEOUT_S = 30
@@ -106,13 +108,37 @@ class Cluster:
                     if error.status != _NOT_FOUND:
                         raise
 
-    def delete_jobs(self, namespace: str, selector: str) -> None:
+    def ensure_namespace(self, name: str) -> None:
+        """Makes a namespace, unless it is there."""
+        try:
+            self._core.create_namespace(
+                client.V1Namespace(metadata=self._named(name)), _request_timeout=_CALL_TIMEOUT_S
+            )
+        except ApiException as error:
+            if error.status != _CONFLICT:
+                raise
+
+    def jobs(self, namespace: str, pool: str, launcher: str, endpoint: str, *, unfinished: bool = False) -> list[str]:
+        """Names of a launcher's jobs: other yards may have a pool of this name in the namespace."""
+        selector = f"{MANAGED_BY}=trainyard,{_POOL}={pool}"
+        found = self._batch.list_namespaced_job(namespace, label_selector=selector, _request_timeout=_CALL_TIMEOUT_S)
+        jobs = client.ApiClient().sanitize_for_serialization(found)["items"]
+        return [
+            str(job["metadata"]["name"])
+            for job in jobs
+            if owned_by(job, launcher, endpoint) and not (unfinished and _is_finished(job))
+        ]
+
+    def delete_jobs(self, namespace: str, names: Sequence[str]) -> None:
         """Removes attempts' jobs with their pods, and their services."""
-        options: dict[str, Any] = {"label_selector": selector, "_request_timeout": _CALL_TIMEOUT_S}
-        self._batch.delete_collection_namespaced_job(namespace, propagation_policy="Background", **options)
-        for service in self._core.list_namespaced_service(namespace, **options).items:
-            name = _metadata(service)["name"]
-            self._core.delete_namespaced_service(name, namespace, _request_timeout=_CALL_TIMEOUT_S)
+        options: dict[str, Any] = {"propagation_policy": "Background", "_request_timeout": _CALL_TIMEOUT_S}
+        for name in names:
+            for delete in (self._batch.delete_namespaced_job, self._core.delete_namespaced_service):
+                try:
+                    delete(name, namespace, **options)
+                except ApiException as error:
+                    if error.status != _NOT_FOUND:
+                        raise
 
     def release_resources(self, namespaces: Sequence[str]) -> None:
         """Takes the operator's finalizer off TrainingJob resources: without it nobody would let them be deleted.
@@ -155,6 +181,11 @@ class Cluster:
 def _metadata(found: Any) -> dict[str, Any]:
     """The client's types say that even a name may be missing."""
     return {key: value for key, value in found.metadata.to_dict().items() if value is not None}
+
+
+def _is_finished(job: Mapping[str, Any]) -> bool:
+    conditions = job.get("status", {}).get("conditions") or ()
+    return any(each["type"] in ("Complete", "Failed") and each["status"] == "True" for each in conditions)
 
 
 def _encoded(data: Mapping[str, bytes]) -> dict[str, str]:

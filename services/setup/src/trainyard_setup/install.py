@@ -42,8 +42,10 @@ def install(settings: Settings, cluster: Cluster, now: datetime.datetime) -> Non
     """Makes everything that is missing.
 
     Raises:
-        Incomplete: a secret that is there lacks a key, or one that was promised does not come.
+        Incomplete: a secret that is there lacks a key, or one that was promised does not come; or jobs run where they
+            would not be found any more.
     """
+    require_moved(settings, cluster)
     make_secrets(settings, cluster, now)
     root = _root(settings, cluster, now)
     if root and settings.authority_config_map:
@@ -53,6 +55,23 @@ def install(settings: Settings, cluster: Cluster, now: datetime.datetime) -> Non
         definition = yaml.safe_load(path.read_text())
         if cluster.update_definition(definition):
             logger.info("definition is up to date", extra={"definition": definition["metadata"]["name"]})
+
+
+def require_moved(settings: Settings, cluster: Cluster) -> None:
+    """Jobs of a version that ran them beside the yard keep the installation where it is.
+
+    Raises:
+        Incomplete: some still run there, and the launcher is to look elsewhere.
+    """
+    if settings.jobs_namespace == settings.namespace:
+        return
+    names = cluster.jobs(settings.namespace, settings.pool, settings.launcher, settings.endpoint, unfinished=True)
+    if names:
+        raise Incomplete(
+            f"{len(names)} jobs run in namespace '{settings.namespace}', for instance {names[0]}, and the launcher is "
+            f"to look in '{settings.jobs_namespace}' from now on: upgrade with jobs.namespace={settings.namespace} "
+            "until they are over, or end them with: yard cancel"
+        )
 
 
 def make_secrets(settings: Settings, keeper: Keeper, now: datetime.datetime) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 from trainyard_setup.cluster import Cluster
 from trainyard_setup.settings import Settings
 
-POOL_LABEL = "trainyard.dev/pool"
-
 
 def remove(settings: Settings, cluster: Cluster) -> str:
     """Removes jobs, secrets and config maps of the installation; returns what to tell about the rest."""
-    cluster.delete_jobs(settings.jobs_namespace, f"{POOL_LABEL}={settings.pool}")
+    jobs = cluster.jobs(settings.jobs_namespace, settings.pool, settings.launcher, settings.endpoint)
+    cluster.delete_jobs(settings.jobs_namespace, jobs)
     if settings.operator:
         cluster.release_resources(settings.watched())
     made = [
@@ -23,19 +22,24 @@ def remove(settings: Settings, cluster: Cluster) -> str:
     for namespace in {settings.namespace, settings.jobs_namespace}:
         secrets = [name for name in made if name and namespace == settings.namespace]
         cluster.delete_made(namespace, secrets, [name for name in [settings.authority_config_map] if name])
-    return _kept(settings.namespace, cluster.claims(settings.namespace))
+    return _kept(settings, cluster.claims(settings.namespace))
 
 
-def _kept(namespace: str, claims: list[str]) -> str:
+def _kept(settings: Settings, claims: list[str]) -> str:
     lines = [
         "Kept: TrainingJob resources and their definition. To remove them with every TrainingJob of the cluster:",
         "  kubectl delete crd trainingjobs.trainyard.dev",
     ]
+    if settings.jobs_namespace != settings.namespace:
+        lines += [
+            "Kept: the namespace of jobs, with what people put there. To remove it with everything in it:",
+            f"  kubectl delete namespace {settings.jobs_namespace}",
+        ]
     if claims:
         lines = [
             f"Kept: the data of the yard, in {len(claims)} volumes. A new installation of this name takes",
             "them up again; to remove them:",
-            f"  kubectl delete persistentvolumeclaim --namespace {namespace} {' '.join(claims)}",
+            f"  kubectl delete persistentvolumeclaim --namespace {settings.namespace} {' '.join(claims)}",
             *lines,
         ]
     return "\n".join(lines)

@@ -17,6 +17,10 @@ class Settings(ServiceSettings):
     """Where its jobs run."""
     pool: str = "cluster"
     """The pool of the launcher: jobs' objects carry it as a label."""
+    launcher: str = ""
+    """Identity of the launcher: jobs' objects carry it as a label, too."""
+    endpoint: str = ""
+    """host:port that its pods are given: by it those are known that were made before that label."""
 
     operator: bool = False
     """Whether there is an operator."""

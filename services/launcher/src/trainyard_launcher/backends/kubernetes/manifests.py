@@ -77,19 +77,31 @@ def service(job_object: Mapping[str, Any]) -> Object:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {
-            "name": metadata["name"],
-            "labels": metadata["labels"],
-            "ownerReferences": [
-                {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
-            ],
-        },
+        "metadata": _belonging_to(metadata),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": {"batch.kubernetes.io/job-name": metadata["name"]},
         },
     }
+
+
+def network_policy(job_object: Mapping[str, Any]) -> Object:
+    """Lets the pods of a Job reach each other, all ports of them; it goes when the Job goes."""
+    metadata = job_object["metadata"]
+    pods = {"podSelector": {"matchLabels": {names.ATTEMPT_ID: metadata["labels"][names.ATTEMPT_ID]}}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _belonging_to(metadata),
+        "spec": pods | {"policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]},
+    }
+
+
+def _belonging_to(job_metadata: Mapping[str, Any]) -> Object:
+    name, uid = job_metadata["name"], job_metadata["uid"]
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": uid}
+    return {"name": name, "labels": job_metadata["labels"], "ownerReferences": [owner]}
 
 
 def master(name: str, nodes: int) -> str:

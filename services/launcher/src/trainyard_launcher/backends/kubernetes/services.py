@@ -29,6 +29,7 @@ class Services:
     def __init__(self, api: Api, settings: Settings, keeper: Keeper, background: Background) -> None:
         self._api, self._settings, self._keeper, self._background = api, settings, keeper, background
         self._path = f"/api/v1/namespaces/{settings.kubernetes_namespace}/services"
+        self._policies = f"/apis/networking.k8s.io/v1/namespaces/{settings.kubernetes_namespace}/networkpolicies"
         ours = names.selector(settings.pool)
         self._mirror = Mirror(api, self._path, _name, self._changed, labelSelector=ours)
 
@@ -37,14 +38,19 @@ class Services:
         self._background.run(self._mirror.run(), "watch")
 
     async def ensure(self, job_metadata: Mapping[str, Any]) -> None:
-        """Makes the Service of a Job, unless it is there.
+        """Makes the Service of a Job, and what lets its pods reach each other, unless they are there.
 
         Raises:
             ApiError: the cluster refused it, or was away for too long.
         """
-        made = manifests.service({"metadata": job_metadata})
+        job = {"metadata": job_metadata}
+        if self._settings.kubernetes_network_policies:
+            await self._make(self._policies, manifests.network_policy(job))
+        await self._make(self._path, manifests.service(job))
+
+    async def _make(self, path: str, made: manifests.Object) -> None:
         try:
-            await patiently(partial(self._api.create, self._path, made), self._settings.connect_s)
+            await patiently(partial(self._api.create, path, made), self._settings.connect_s)
         except ApiError as error:
             if error.status != 409:
                 raise
