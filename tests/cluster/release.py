@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -114,7 +115,10 @@ class Release:
     def install(self, **changes: Any) -> str:
         """Installs it, or upgrades what is installed, and returns when all of it is ready."""
         self.values |= changes
-        options = ["--install", "--wait", f"--timeout={int(PATIENCE_S * 2)}s", *_given(self.folder, self.values)]
+        # Most tests look at jobs and services together; with "" jobs have a namespace of their own, as by default.
+        jobs = {"namespace": self.namespace} | self.values.get("jobs", {})
+        given = _given(self.folder, self.values | {"jobs": jobs})
+        options = ["--install", "--wait", f"--timeout={int(PATIENCE_S * 2)}s", *given]
         return self.helm("upgrade", self.name, str(CHART), *options)
 
     def uninstall(self) -> str:
@@ -207,6 +211,15 @@ class Release:
                 "TRAINYARD_CA_FILE": str(ca_file),
                 "TRAINYARD_TOKEN": token,
             }
+
+    def yard(self, *arguments: str | Path) -> str:
+        """`yard ARGUMENTS...` as a user; returns what it printed."""
+        with self.reached() as user:
+            environ = os.environ | user | {"TRAINYARD_HOME": str(self.folder / "user")}
+            command = [str(Path(sys.executable).with_name("yard")), *map(str, arguments)]
+            done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=2 * PATIENCE_S)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     @contextmanager
     def client(self, token: str = "") -> Iterator[Client]:
