@@ -63,10 +63,14 @@ class Stored:
 
 
 class Api:
-    """The public API of a yard, with nothing of the client library between."""
+    """The public API of a yard, with nothing of the client library between; under TLS with `ca_file`."""
 
-    def __init__(self, endpoint: str, token: str) -> None:
-        self._channel = grpc.insecure_channel(endpoint, options=_OPTIONS)
+    def __init__(self, endpoint: str, token: str, ca_file: Path | None = None) -> None:
+        self._channel = (
+            grpc.secure_channel(endpoint, grpc.ssl_channel_credentials(ca_file.read_bytes()), options=_OPTIONS)
+            if ca_file
+            else grpc.insecure_channel(endpoint, options=_OPTIONS)
+        )
         self._metadata = (("authorization", f"Bearer {token}"),)
         self.metrics = metrics_pb2_grpc.MetricsServiceStub(self._channel)
         self.artifacts = artifacts_pb2_grpc.ArtifactServiceStub(self._channel)

@@ -67,6 +67,15 @@ def pod_template() -> dict[str, Any]:
     }
 
 
+def machine_template() -> dict[str, Any]:
+    """The same for pods whose agent comes from its image."""
+    template = pod_template()
+    del template["spec"]["initContainers"]
+    mounts = template["spec"]["containers"][0]["volumeMounts"]
+    mounts[:] = [mount for mount in mounts if mount["mountPath"] != "/opt/trainyard"]
+    return template
+
+
 class ClusterYard(Server):
     """All services in one process of this machine, reachable from pods under TLS.
 
