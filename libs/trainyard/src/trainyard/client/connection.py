@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -188,6 +189,7 @@ class Connection:
         Raises:
             YardError: the call failed, or there was no answer for `timeout_s` seconds.
         """
+        await self._way_open()
         # After a lost connection the channel pauses before it tries again, and would fail calls meanwhile, though the
         # yard may be back already.
         reconnecting = self._channel.get_state() is grpc.ChannelConnectivity.TRANSIENT_FAILURE
@@ -204,6 +206,7 @@ class Connection:
         Raises:
             YardError: the call failed.
         """
+        await self._way_open()
         call = method(request)
         try:
             async for message in call:
@@ -212,6 +215,12 @@ class Connection:
             raise self._failure(error) from None
         finally:
             call.cancel()
+
+    async def _way_open(self) -> None:
+        """Gives a way through a cluster some time to be there: gRPC calls one that is slow one that failed."""
+        if self._forward is not None and self._channel.get_state() is not grpc.ChannelConnectivity.READY:
+            with suppress(TimeoutError):  # the call itself says what is wrong
+                await asyncio.wait_for(self._channel.channel_ready(), RECONNECT_S)
 
     def _failure(self, error: grpc.aio.AioRpcError) -> errors.YardError:
         """What a failed call stands for: of a yard that was not reached, why its cluster did not let it be."""

@@ -19,6 +19,7 @@ from trainyard.cluster import Api
 
 _DATA, _ERROR = 0, 1
 _READ_BYTES = 256 * 1024
+_READY_S, _LOOK_S = 20.0, 0.5
 
 
 class Forward:
@@ -57,12 +58,24 @@ class Forward:
     async def _open(self, release: Release) -> None:
         self._api = api_of(release)
         self._gateway = await Gateway.find(self._api, release)
-        await self._gateway.ready_pod()
+        await self._until_ready()
         self.server_name = self._gateway.host
         self.ca = await self._gateway.ca()
         self.token = release.token or await self._gateway.token()
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.endpoint = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def _until_ready(self) -> None:
+        """Returns when a pod is ready, which one that is starting or busy soon is; raises YardError."""
+        deadline = asyncio.get_running_loop().time() + _READY_S
+        while True:
+            try:
+                await self._gateway.ready_pod()
+                return
+            except errors.NotRunning as error:
+                if asyncio.get_running_loop().time() > deadline or "pod" not in error.fields:
+                    raise
+            await asyncio.sleep(_LOOK_S)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._serve(reader, writer))

@@ -113,6 +113,7 @@ class Gateway:
                 f"{self._release}: the gateway is not ready: {'; '.join(map(_state, pods)) or 'it has no pods'}",
                 reason="GatewayNotReady",
                 hint=f"see {kubectl(self._release)} get pods",
+                fields={"pod": pods[0]["metadata"]["name"]} if pods else {},
             )
         return ready[0]
 
