@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import trainkit.data.loader
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
@@ -92,3 +93,20 @@ def test_only_training_drops_an_incomplete_batch(tmp_path: Path) -> None:
             dataloader_drop_last=drop,
         )
         assert made.state.global_step == steps and rows.rows == [33]
+
+
+@pytest.mark.spec("AC-017")
+def test_memory_is_page_locked_only_for_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    made = trainkit.data.loader.DataLoader
+
+    def noted(*given: Any, **options: Any) -> Any:
+        asked.append(options["pin_memory"])
+        return made(*given, **options)
+
+    monkeypatch.setattr(trainkit.data.loader, "DataLoader", noted)
+    fitted(tmp_path, hps(max_steps=1), enable_checkpointing=False)
+    assert asked == [torch.cuda.is_available()] * 2
+    asked.clear()
+    fitted(tmp_path, hps(max_steps=1), enable_checkpointing=False, dataloader_pin_memory=False)
+    assert asked == [False, False]

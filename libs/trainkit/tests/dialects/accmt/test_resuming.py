@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -79,3 +81,29 @@ def test_a_finished_run_goes_on_only_for_more_epochs(tmp_path: Path) -> None:
     assert module.seen == []
     made, module = fitted(tmp_path, hps(epochs=3))
     assert len(module.seen) == 12 and made.state.global_step == 36
+
+
+def killed_in_its_third_write(folder: str) -> None:
+    from trainkit.checkpoints import saver
+
+    writes: list[int] = []
+    commit = saver.folders.commit
+
+    def third(*given: Any) -> Any:
+        writes.append(1)
+        if len(writes) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)  # its files are written, and not yet put in the place of the others
+        return commit(*given)
+
+    saver.folders.commit = third  # type: ignore[assignment]
+    fitted(Path(folder) / "run", checkpoint_every="5st")
+
+
+@pytest.mark.spec("AC-059")
+def test_a_kill_while_the_only_checkpoint_is_replaced_leaves_the_one_before(tmp_path: Path, forks: Any) -> None:
+    assert forks.run(killed_in_its_third_write, tmp_path) == [-signal.SIGKILL]
+    assert [path.name for path in indices(tmp_path / "run" / "checkpoints").values()] == ["step-10"]
+    made, module = fitted(tmp_path / "run", checkpoint_every="5st")
+    assert module.seen[0][2] == 10 and made.state.global_step == 24
+    assert module.w == pytest.approx(1.990555, abs=1e-5)
+    assert len(indices(tmp_path / "run" / "checkpoints")) == 1
