@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -97,11 +97,14 @@ class Bench:
     async def _traced(self, raw: Raw, arguments: Sequence[str]) -> Trace:
         core, batch = f"/api/v1/namespaces/{self._namespace}/pods", f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
         paths = {RESOURCES.format(self._namespace): _of_resource, batch: _of_job, core: _of_pod}
-        versions = [(await raw.get(f"{path}?limit=1"))["metadata"]["resourceVersion"] for path in paths]
+        lists = [await raw.get(path) for path in paths]
+        before = {each["metadata"]["uid"] for found in lists for each in found["items"]}  # of earlier rounds
         trace, pods, over = Trace(), asyncio.Queue[str](), asyncio.Event()
         watches = [
-            asyncio.create_task(_follow(raw, path, version, marks, trace, pods, over))
-            for (path, marks), version in zip(paths.items(), versions, strict=True)
+            asyncio.create_task(
+                _follow(raw, path, found["metadata"]["resourceVersion"], marks, trace, pods, over, before)
+            )
+            for (path, marks), found in zip(paths.items(), lists, strict=True)
         ]
         try:
             trace.begun = time.time()
@@ -124,9 +127,10 @@ async def _follow(
     trace: Trace,
     pods: asyncio.Queue[str],
     over: asyncio.Event,
+    before: Set[str],
 ) -> None:
     async for event in raw.watch(path, version):
-        if event["type"] == "BOOKMARK":
+        if event["type"] == "BOOKMARK" or event["object"]["metadata"]["uid"] in before:
             continue
         for name in marks(event["object"]):
             if name == "worker's container runs" and name not in trace.marks:
@@ -175,19 +179,7 @@ async def _first_line(raw: Raw, pod: str) -> float:
     raise RuntimeError(f"{pod} printed nothing")
 
 
-def agent_volume(image: str) -> Object:
-    """A pod template by which the agent's image is mounted (Kubernetes 1.35 and newer) in place of being copied."""
-    mount = {"mountPath": "/opt/trainyard", "subPath": "opt/trainyard"}
-    return {
-        "spec": {
-            "initContainers": [{"name": "agent", "$patch": "delete"}],
-            "containers": [{"name": "worker", "volumeMounts": [mount]}],
-            "volumes": [{"name": "trainyard-agent", "emptyDir": None, "image": {"reference": image}}],
-        }
-    }
-
-
-def measure(cluster: Cluster, rounds: int, *, mounted: bool) -> dict[str, list[Trace]]:
+def measure(cluster: Cluster, rounds: int) -> dict[str, list[Trace]]:
     resources.install(cluster)
     if any(images.reference("agent") not in known for known in cluster.images().values()):
         cluster.load_image(images.archive("agent"))
@@ -198,8 +190,7 @@ def measure(cluster: Cluster, rounds: int, *, mounted: bool) -> dict[str, list[T
     ):
         folder = Path(home)
         agent = {"KUBERNETES_AGENT_IMAGE": images.reference("agent")}
-        template = agent_volume(images.reference("agent")) if mounted else {}
-        yard = Yard(cluster, namespace, folder / "yard", template, **agent)
+        yard = Yard(cluster, namespace, folder / "yard", {}, **agent)
         with started(yard, Operator(yard, folder / "operator")), yard.client() as client:
             bench = Bench(cluster, namespace, client, folder)
             cases = {"yard": bench.yard, "kubectl create job": bench.plain, "Kubeflow": bench.kubeflow}
@@ -238,10 +229,9 @@ def _show_marks(name: str, traces: Sequence[Trace]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--mounted", action="store_true", help="mount the agent's image in place of copying it")
-    arguments = parser.parse_args()
+    rounds = parser.parse_args().rounds
     with bench_cluster() as cluster:
-        return report(measure(cluster, arguments.rounds, mounted=arguments.mounted))
+        return report(measure(cluster, rounds))
 
 
 if __name__ == "__main__":
