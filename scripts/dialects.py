@@ -21,11 +21,11 @@ NOTES = {
         ("AC-013", "AC-041", "AC-042", "AC-043", "AC-046", "AC-047"),
         "The dialect does it, with MLflow; the test is missing.",
     ),
-    "AC-062": "One cut is tested here, a kill within a write too, and random kills by trainkit's own tests; the test of "
-    "every step is missing.",
+    "AC-062": "One cut is tested here, a kill within a write too, and random kills by trainkit's own tests; the test "
+    "of every step is missing.",
     "AC-010": "DeepSpeed's own banner; nothing else has one.",
     "AC-012": "`safe_mode=False` only matters under DDP; gradients are averaged all the same.",
-    "AC-020": "The dialect does it; the test is missing.",
+    "AC-020": "Shown with a device whose tensors have no values, which every machine has.",
     "AC-028": "Not under FSDP and DeepSpeed, whose steps need the other processes, and not with modules that update by "
     "themselves. The table is in the error's message; users other than one's own are not named.",
     "AC-030": "Chosen by the variable `TRAINKIT_STRATEGY`, for instance `deepspeed-2-bf16`.",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import trainkit.data.loader
+from torch import Tensor
 from torch.utils.data import DataLoader, SubsetRandomSampler
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
@@ -110,3 +112,38 @@ def test_memory_is_page_locked_only_for_a_gpu(tmp_path: Path, monkeypatch: pytes
     asked.clear()
     fitted(tmp_path, hps(max_steps=1), enable_checkpointing=False, dataloader_pin_memory=False)
     assert asked == [False, False]
+
+
+@pytest.mark.spec("AC-020")
+def test_batches_are_moved_to_the_device_unless_that_is_the_module_s_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Placed(Bowl):
+        devices: list[str]
+
+        def training_step(self, batch: Any) -> Tensor:
+            self.devices = [each.device.type for each in (batch[0], batch[1]["deep"][0])]
+            return (self.model.w * batch[0].to(self.model.w.device)).mean()
+
+    # A device that is not the CPU and that every machine has: its tensors have shapes and no values.
+    monkeypatch.setattr("trainkit.strategies.base.chosen", lambda device, local_rank: torch.device("meta"))
+    data = [(torch.ones(()), {"deep": [torch.ones(())]})] * 8
+    for placed, device in ((True, "meta"), (False, "cpu")):
+        module = Placed()
+        options: dict[str, Any] = {
+            "enable_checkpointing": False,
+            "disable_model_saving": True,
+            "log_every": None,
+            "safe_steps": False,
+        }
+        with contextlib.suppress(RuntimeError, NotImplementedError):  # the run ends with numbers, which there are not
+            fitted(
+                tmp_path / device,
+                hps(max_steps=1),
+                module=module,
+                train=data,
+                val=None,
+                batch_device_placement=placed,
+                **options,
+            )
+        assert module.devices == [device, device]
