@@ -17,10 +17,6 @@ ROOT = Path(__file__).parent.parent
 TESTS = "libs/trainkit/tests"
 
 NOTES = {
-    **dict.fromkeys(
-        ("AC-013", "AC-041", "AC-042", "AC-043", "AC-046", "AC-047"),
-        "The dialect does it, with MLflow; the test is missing.",
-    ),
     "AC-062": "One cut is tested here, a kill within a write too, and random kills by trainkit's own tests; the test "
     "of every step is missing.",
     "AC-010": "DeepSpeed's own banner; nothing else has one.",

@@ -1,0 +1,90 @@
+"""Runs at a tracker: MLflow in a folder, and a real server of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from libs.trainkit.tests.dialects.accmt.bowl import Bowl, bowls, fitted, hps, trainer
+
+# The module returns the values of a metric that the runs here do not have.
+pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
+
+
+def client(place: str) -> Any:
+    import mlflow
+
+    return mlflow.MlflowClient(place)
+
+
+def only_run(found: Any, name: str) -> Any:
+    experiment = found.get_experiment_by_name(name)
+    assert experiment is not None
+    (run,) = found.search_runs([experiment.experiment_id])
+    return run
+
+
+@pytest.mark.spec("AC-013")
+@pytest.mark.spec("AC-041")
+@pytest.mark.spec("AC-042")
+@pytest.mark.spec("AC-043")
+@pytest.mark.spec("AC-046")
+@pytest.mark.spec("AC-047")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own use of its database
+def test_a_run_is_kept_in_a_folder_with_its_settings_and_files(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "log_with": "mlflow",
+        "logging_dir": str(tmp_path / "logs"),
+        "run_name": "r1",
+        "tags": {"k": "v"},
+        "additional_tracker_config": {"note": "x"},
+    }
+    made = trainer(tmp_path / "digits", hps(), **options)
+    with pytest.raises(ValueError, match="log_with='mlflow', and call fit"):
+        made.log_artifact(tmp_path / "one.txt")
+    made.fit(Bowl(), bowls(96), bowls(32))
+    (tmp_path / "one.txt").write_text("one")
+    (tmp_path / "many" / "deep").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "deep/c.txt"):
+        (tmp_path / "many" / name).write_text(name)
+    made.log_artifact(tmp_path / "one.txt")
+    made.log_artifacts(tmp_path / "many")
+    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
+        made.log_artifact(tmp_path / "none.txt")
+
+    assert (tmp_path / "logs" / "mlflow.db").is_file()
+    found = client(f"sqlite:///{tmp_path / 'logs' / 'mlflow.db'}")
+    run = only_run(found, "digits")
+    assert run.info.status == "FINISHED" and run.info.run_name == "r1" and run.data.tags["k"] == "v"
+    assert {name: run.data.params[name] for name in ("note", "epochs", "batch_size", "lr")} == {
+        "note": "x",
+        "epochs": "2",
+        "batch_size": "8",
+        "lr": "0.1",
+    }
+    assert sorted(point.step for point in found.get_metric_history(run.info.run_id, "val_loss")) == [12, 24]
+    files = [each.path for each in found.list_artifacts(run.info.run_id)]
+    assert sorted(files) == ["a.txt", "b.txt", "deep", "one.txt"]
+    assert [each.path for each in found.list_artifacts(run.info.run_id, "deep")] == ["deep/c.txt"]
+    assert Path(found.download_artifacts(run.info.run_id, "one.txt", str(tmp_path))).read_text() == "one"
+
+
+@pytest.mark.spec("AC-042")
+def test_a_run_shows_on_a_server(mlflow_server: Any, tmp_path: Path) -> None:
+    made = trainer(tmp_path, hps(epochs=1), track_name="served", log_with="mlflow", logging_dir=mlflow_server.uri)
+    made.fit(Bowl(), bowls(96))
+    assert only_run(client(mlflow_server.uri), "served").info.status == "FINISHED"
+
+
+@pytest.mark.spec("AC-013")
+@pytest.mark.spec("AC-041")
+@pytest.mark.spec("AC-043")
+def test_what_no_tracker_takes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"log_evry.*did you mean log_every"):
+        trainer(tmp_path, log_evry=3)
+    with pytest.raises(ValueError, match=r"'foo'.*mlflow"):
+        trainer(tmp_path, log_with="foo")
+    with pytest.raises(ValueError, match="'epochs' is one of the run's own"):
+        fitted(tmp_path, additional_tracker_config={"epochs": 3})
