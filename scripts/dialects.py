@@ -17,8 +17,6 @@ ROOT = Path(__file__).parent.parent
 TESTS = "libs/trainkit/tests"
 
 NOTES = {
-    "AC-062": "One cut is tested here, a kill within a write too, and random kills by trainkit's own tests; the test "
-    "of every step is missing.",
     "AC-010": "DeepSpeed's own banner; nothing else has one.",
     "AC-012": "`safe_mode=False` only matters under DDP; gradients are averaged all the same.",
     "AC-020": "Shown with a device whose tensors have no values, which every machine has.",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 from trainkit.dialects.accmt.resuming import indices
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
@@ -107,3 +111,38 @@ def test_a_kill_while_the_only_checkpoint_is_replaced_leaves_the_one_before(tmp_
     assert module.seen[0][2] == 10 and made.state.global_step == 24
     assert module.w == pytest.approx(1.990555, abs=1e-5)
     assert len(indices(tmp_path / "run" / "checkpoints")) == 1
+
+
+@pytest.mark.spec("AC-062")
+def test_a_run_may_stop_after_any_step_and_ends_with_the_same_bits(tmp_path: Path) -> None:
+    class Last(Noted):
+        optimizer: Any = None
+
+        def on_after_optimizer_step(self, optimizer: Any) -> None:
+            self.optimizer = optimizer
+
+        def momentum(self) -> Tensor:
+            return next(iter(self.optimizer.state.values()))["momentum_buffer"]
+
+    numbers = hps(
+        optim_kwargs={"lr": 0.01, "momentum": 0.9},
+        scheduler="LinearWithWarmup",
+        scheduler_kwargs={"num_warmup_steps": 4},
+    )
+    options: dict[str, Any] = {"log_every": 1, "multiple_checkpoints": True, "disable_model_saving": True}
+    end = Last()
+    _, whole = fitted(
+        tmp_path / "whole", numbers, module=Ordered(), train=Numbers(), callback=end, checkpoint_every="1st", **options
+    )
+    series = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    for step in range(1, 24):
+        place, again = tmp_path / str(step), Last()
+        shutil.copytree(tmp_path / "whole" / "checkpoints" / f"step-{step}", place / "checkpoints" / f"step-{step}")
+        shutil.copy(tmp_path / "whole" / "metrics.jsonl", place)  # also what came after the checkpoint
+        _, rest = fitted(
+            place, numbers, module=Ordered(), train=Numbers(), callback=again, checkpoint_every="epoch", **options
+        )
+        assert rest.seen[0][2] == step and rest.order == whole.order[step * 8 :]
+        assert torch.equal(rest.model.w, whole.model.w) and torch.equal(again.momentum(), end.momentum())
+        found = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        assert [{**row, "time": 0} for row in found] == [{**row, "time": 0} for row in series]
