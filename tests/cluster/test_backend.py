@@ -177,7 +177,7 @@ def test_a_token_of_another_pod_gets_no_plan(yard_on_cluster: ClusterYard, clien
     begun(job)
     attempt_id = job.status().attempt_id
     stranger = yard_on_cluster.kubectl("create", "token", "default", "--audience=trainyard", "--duration=10m").strip()
-    for token, why in ((stranger, "not bound to a pod"), ("nonsense", "does not know this token")):
+    for token, why in ((stranger, "not bound to a pod"), ("nonsense", "no service-account token")):
         assert why in yard_on_cluster.join(attempt_id, 0, token)
 
 
