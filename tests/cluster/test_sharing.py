@@ -44,6 +44,7 @@ def test_two_yards_in_one_namespace_with_one_pools_name_leave_each_others_jobs_a
             wait_until(lambda: other.get("pods", **{"job-id": theirs.id}), "the other yard's pod", WAIT_S)
             theirs.cancel()
             theirs.wait(WAIT_S, check=False)
+            wait_until(lambda: not other.get("jobs", **{"job-id": theirs.id}), "it to be taken away", WAIT_S)
         let_go(own_yard, job.id)
         assert job.wait(WAIT_S, check=False).reason == "Completed"
         assert job.status().attempt == 1
