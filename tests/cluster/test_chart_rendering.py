@@ -141,6 +141,12 @@ def environ(objects: list[dict[str, Any]], service: str) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
 
 
+@pytest.mark.parametrize(("jobs", "wanted"), [({}, "auto"), ({"agentVolume": "copy"}, "copy")])
+def test_how_the_agent_gets_into_pods_may_be_said(jobs: dict[str, Any], wanted: str) -> None:
+    found = environ(rendered({"jobs": jobs}), "launcher")
+    assert found["TRAINYARD_LAUNCHER_KUBERNETES_AGENT_VOLUME"] == wanted
+
+
 def test_jobs_run_in_a_namespace_of_their_own_where_nothing_of_the_yard_is_kept() -> None:
     objects = made("small")
     assert environ(objects, "launcher")["TRAINYARD_LAUNCHER_KUBERNETES_NAMESPACE"] == "platform-jobs"
@@ -293,6 +299,7 @@ WRONG = {
         "tls": {"existingSecret": "mine", "certManager": {"enabled": True, "issuerRef": {"name": "x"}}}
     },
     "s3.bucket: needed": {"s3": {"existingSecret": "keys"}},
+    "/jobs/agentVolume": {"jobs": {"agentVolume": "mount"}},
     "/jobs/namespace": {"jobs": {"namespace": "j" * 64}},
     "/networkPolicies/jobs": {"networkPolicies": {"jobs": {"egres": []}}},
 }

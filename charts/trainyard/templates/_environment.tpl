@@ -66,6 +66,8 @@
   value: {{ .Values.networkPolicies.enabled | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_HOST_PATHS
   value: {{ .Values.jobs.hostPaths | quote }}
+- name: TRAINYARD_LAUNCHER_KUBERNETES_AGENT_VOLUME
+  value: {{ .Values.jobs.agentVolume }}
 {{- if .Values.jobs.podTemplate }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_POD_TEMPLATE
   value: /etc/trainyard/jobs/pod.yaml

@@ -22,7 +22,10 @@ class ClusterSettings(ServiceSettings):
     kubernetes_ca_config_map: str = "trainyard-ca"
     """ConfigMap in the namespace of the jobs whose key ca.crt is the root certificate of that endpoint."""
     kubernetes_agent_image: str = "trainyard/agent"
-    """Image that the agent is copied from into every pod."""
+    """Image that brings the agent into every pod."""
+    kubernetes_agent_volume: Literal["auto", "copy", "image"] = "auto"
+    """How: `image` mounts it, which needs Kubernetes 1.35 and containerd 2.2 on every machine; `copy` has an init
+    container copy 260 MB into each pod; `auto` mounts it when all machines say that they can."""
     kubernetes_worker_image: str = "trainyard/worker"
     """Image of jobs that name none."""
     kubernetes_pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"

@@ -34,6 +34,7 @@ from trainyard_launcher.backend import (
     StartError,
 )
 from trainyard_launcher.backends.kubernetes import jobs, machines, manifests, names, pods, tokens
+from trainyard_launcher.backends.kubernetes.agent_volume import AgentVolume
 from trainyard_launcher.backends.kubernetes.attempts import Attempt, Node
 from trainyard_launcher.backends.kubernetes.exec import PodShell
 from trainyard_launcher.backends.kubernetes.foreign import Foreign
@@ -74,6 +75,7 @@ class KubernetesBackend:
         self._settings = settings
         self._endpoint = settings.kubernetes_agent_endpoint or endpoint
         self._template = read_template(settings.kubernetes_pod_template)
+        self._agent_volume = AgentVolume(settings, self._template)
         self._api = Api(
             load_configuration(
                 settings.kubernetes_kubeconfig,
@@ -128,7 +130,8 @@ class KubernetesBackend:
             attempt = Attempt(launch.facts, names.object_name(launch.facts))
             self._keeper.keep(attempt)
         attempt.launch = launch
-        body = manifests.job(launch, self._endpoint, self._settings, self._template)
+        mounted = self._agent_volume.is_mounted(self._keeper.machines.objects.values())
+        body = manifests.job(launch, self._endpoint, self._settings, self._template, agent_mounted=mounted)
         machines.avoid(body["spec"]["template"]["spec"], self._keeper.judge.gone)
         try:
             attempt.uid = await self._make_job(body)

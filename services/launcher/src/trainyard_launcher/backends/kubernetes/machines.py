@@ -26,6 +26,8 @@ class Machine:
     cpu: float
     memory_bytes: int
     resources: Mapping[str, int]
+    kubelet: str  # its version, "v1.36.3"
+    runtime: str  # of containers, "containerd://2.4.2"
 
 
 def read(node: Mapping[str, Any]) -> Machine:
@@ -33,7 +35,7 @@ def read(node: Mapping[str, Any]) -> Machine:
     status, spec = node.get("status", {}), node.get("spec", {})
     ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions", ()))
     tainted = any(each.get("effect") in _KEEP_AWAY for each in spec.get("taints", ()))
-    amounts = status.get("allocatable", {})
+    amounts, versions = status.get("allocatable", {}), status.get("nodeInfo", {})
     return Machine(
         name=str(node["metadata"]["name"]),
         ready=ready,
@@ -41,6 +43,8 @@ def read(node: Mapping[str, Any]) -> Machine:
         cpu=amount(str(amounts.get("cpu", "0"))),
         memory_bytes=int(amount(str(amounts.get("memory", "0")))),
         resources={name: int(value) for name, value in amounts.items() if "/" in name and str(value).isdigit()},
+        kubelet=str(versions.get("kubeletVersion", "")),
+        runtime=str(versions.get("containerRuntimeVersion", "")),
     )
 
 

@@ -22,6 +22,8 @@ from trainyard_launcher.settings import Settings
 Object = dict[str, Any]
 
 AUDIENCE = "trainyard"
+AGENT = "agent"
+AGENT_VOLUME = "trainyard-agent"
 AGENT_FOLDER = "/opt/trainyard"
 NODE_FOLDER = "/trainyard/node"
 STATE_FOLDER = "/trainyard/cache"
@@ -33,12 +35,20 @@ _LEAST_DRAIN_S, _GOODBYE_S = 10, 10
 _KEEP_ENDED_S = 7 * 86_400  # the launcher removes what ended; this is for a launcher that never comes back
 
 
-def job(launch: Launch, endpoint: str, settings: Settings, template: Mapping[str, Any] | None = None) -> Object:
+def job(
+    launch: Launch,
+    endpoint: str,
+    settings: Settings,
+    template: Mapping[str, Any] | None = None,
+    *,
+    agent_mounted: bool = False,
+) -> Object:
     """The Job of an attempt.
 
     Args:
         endpoint: host:port at which pods reach the yard.
         template: merged into the pod; see `merge`.
+        agent_mounted: the agent's image is mounted; otherwise an init container copies what it holds.
 
     Raises:
         StartError: the job asks for something that is not allowed here.
@@ -49,7 +59,7 @@ def job(launch: Launch, endpoint: str, settings: Settings, template: Mapping[str
     labels = names.labels(facts, settings.pool, settings.identity)
     pod = {
         "metadata": {"labels": labels, "annotations": {}},
-        "spec": _pod_spec(launch, endpoint, settings),
+        "spec": _pod_spec(launch, endpoint, settings, agent_mounted=agent_mounted),
     }
     return {
         "apiVersion": "batch/v1",
@@ -109,7 +119,7 @@ def master(name: str, nodes: int) -> str:
     return f"{name}-0.{name}" if nodes > 1 else "127.0.0.1"
 
 
-def _pod_spec(launch: Launch, endpoint: str, settings: Settings) -> Object:
+def _pod_spec(launch: Launch, endpoint: str, settings: Settings, *, agent_mounted: bool) -> Object:
     facts, spec = launch.facts, launch.spec or Spec(command=("true",))
     wishes = spec.kubernetes or Kubernetes()
     user = wishes.run_as_user or settings.kubernetes_run_as_user
@@ -128,9 +138,11 @@ def _pod_spec(launch: Launch, endpoint: str, settings: Settings) -> Object:
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "initContainers": [_agent_container(settings)],
-        "containers": [_worker_container(launch, spec, wishes, endpoint, settings)],
-        "volumes": _own_volumes(settings) + [_volume(each, settings) for each in wishes.volumes],
+        "initContainers": [] if agent_mounted else [_agent_container(settings)],
+        "containers": [_worker_container(launch, spec, wishes, endpoint, settings, agent_mounted=agent_mounted)],
+        "volumes": [_agent_volume(settings, mounted=agent_mounted)]
+        + _own_volumes(settings)
+        + [_volume(each, settings) for each in wishes.volumes],
     }
     if facts.nodes > 1:
         pod["subdomain"] = names.object_name(facts)
@@ -163,19 +175,22 @@ def _toleration(wish: Toleration) -> Object:
 def _agent_container(settings: Settings) -> Object:
     """Copies the agent, with an interpreter of its own, to where the worker's container sees it."""
     return {
-        "name": "agent",
+        "name": AGENT,
         "image": settings.kubernetes_agent_image,
         "imagePullPolicy": settings.kubernetes_pull_policy,
         "args": ["/target"],
         "securityContext": _unprivileged() | {"readOnlyRootFilesystem": True},
         "resources": _resources(settings.agent_cpu, settings.agent_memory, limited=settings.enforce_limits),
-        "volumeMounts": [{"name": "trainyard-agent", "mountPath": "/target"}],
+        "volumeMounts": [{"name": AGENT_VOLUME, "mountPath": "/target"}],
     }
 
 
-def _worker_container(launch: Launch, spec: Spec, wishes: Kubernetes, endpoint: str, settings: Settings) -> Object:
+def _worker_container(
+    launch: Launch, spec: Spec, wishes: Kubernetes, endpoint: str, settings: Settings, *, agent_mounted: bool
+) -> Object:
+    in_image = {"subPath": AGENT_FOLDER.strip("/")} if agent_mounted else {}
     mounts = [
-        {"name": "trainyard-agent", "mountPath": AGENT_FOLDER, "readOnly": True},
+        {"name": AGENT_VOLUME, "mountPath": AGENT_FOLDER, "readOnly": True} | in_image,
         {"name": "trainyard-node", "mountPath": NODE_FOLDER.rpartition("/")[0]},
         {"name": "trainyard-identity", "mountPath": _IDENTITY, "readOnly": True},
     ]
@@ -238,11 +253,15 @@ def _unprivileged() -> Object:
     return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
+def _agent_volume(settings: Settings, *, mounted: bool) -> Object:
+    image = {"reference": settings.kubernetes_agent_image, "pullPolicy": settings.kubernetes_pull_policy}
+    return {"name": AGENT_VOLUME} | ({"image": image} if mounted else {"emptyDir": {}})
+
+
 def _own_volumes(settings: Settings) -> list[Object]:
     token = {"serviceAccountToken": {"audience": AUDIENCE, "expirationSeconds": _TOKEN_S, "path": "token"}}
     root = {"configMap": {"name": settings.kubernetes_ca_config_map, "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
     return [
-        {"name": "trainyard-agent", "emptyDir": {}},
         {"name": "trainyard-node", "emptyDir": {}},
         {"name": "trainyard-identity", "projected": {"sources": [token, root]}},
     ]

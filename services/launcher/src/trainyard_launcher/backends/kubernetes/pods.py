@@ -15,7 +15,7 @@ from google.protobuf import json_format
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_launcher.backends.kubernetes import names
-from trainyard_launcher.backends.kubernetes.manifests import WORKER
+from trainyard_launcher.backends.kubernetes.manifests import AGENT, AGENT_FOLDER, AGENT_VOLUME, WORKER
 
 Object = Mapping[str, Any]
 
@@ -79,7 +79,7 @@ def read(pod: Object) -> Pod | None:
     except (KeyError, ValueError):
         return None
     owners = [str(each["uid"]) for each in metadata.get("ownerReferences", ()) if each.get("controller")]
-    end = _terminated(status, WORKER)
+    end, agent_image = _terminated(status, WORKER), _mounted_agent(pod)
     return Pod(
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
@@ -89,9 +89,9 @@ def read(pod: Object) -> Pod | None:
         machine=str(pod.get("spec", {}).get("nodeName", "")),
         over=status.get("phase") in ("Succeeded", "Failed"),
         deleting="deletionTimestamp" in metadata,
-        trouble=_trouble(status) if status.get("phase") == "Pending" else None,
+        trouble=_trouble(status, agent_image) if status.get("phase") == "Pending" else None,
         record=exit_record(str(end.get("message", ""))),
-        cause=_cause(metadata, status, end),
+        cause=_cause(metadata, status, end, agent_image),
         out_of_memory=end.get("reason") == "OOMKilled",
     )
 
@@ -139,13 +139,24 @@ def mount_trouble(message: str) -> Trouble:
     return Trouble("VolumeUnavailable", f"{_short(message)}; check spec.kubernetes.volumes and what it names")
 
 
-def _trouble(status: Object) -> Trouble | None:
+def _mounted_agent(pod: Object) -> str:
+    """The image of the agent, when it is mounted; "" when it is copied."""
+    volumes = pod.get("spec", {}).get("volumes", ())
+    return next((str(each["image"]["reference"]) for each in volumes if _is_mounted_agent(each)), "")
+
+
+def _is_mounted_agent(volume: Object) -> bool:
+    return volume["name"] == AGENT_VOLUME and "image" in volume
+
+
+def _trouble(status: Object, agent_image: str) -> Trouble | None:
     for condition in status.get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _unscheduled(str(condition.get("message", "")))
     for container in _containers(status):
         waiting = container.get("state", {}).get("waiting", {})
-        found = _waiting_trouble(container, str(waiting.get("reason", "")), str(waiting.get("message", "")))
+        reason, message = str(waiting.get("reason", "")), str(waiting.get("message", ""))
+        found = _waiting_trouble(container, reason, message, agent_image)
         if found is not None:
             return found
     return None
@@ -161,25 +172,41 @@ def _unscheduled(message: str) -> Trouble:
     )
 
 
-def _waiting_trouble(container: Object, reason: str, message: str) -> Trouble | None:
+def _waiting_trouble(container: Object, reason: str, message: str, agent_image: str) -> Trouble | None:
     if reason in _IMAGE_REASONS:
-        return Trouble(
-            "ImageUnavailable",
-            f"image {container.get('image', '')} cannot be had: {reason}: {_short(message)}; check spec.image, "
-            "spec.kubernetes.pullPolicy and pullSecrets",
-            hopeless=reason in _HOPELESS_IMAGES,
-        )
+        return _image_trouble(container, reason, message, agent_image)
     if reason == "CreateContainerConfigError":
         return Trouble(
             "VolumeUnavailable",
             f"{_short(message)}; check the Secrets and ConfigMaps that spec.secrets and spec.kubernetes.volumes name",
         )
     if reason in ("CreateContainerError", "RunContainerError"):
-        return Trouble("StartFailed", f"the container cannot be made: {_short(message)}")
+        hint = _mount_hint(message, agent_image)
+        return Trouble("StartFailed", f"the container cannot be made: {_short(message)}{hint}")
     return None
 
 
-def _cause(metadata: Object, status: Object, end: Object) -> common_pb2.Exit | None:
+def _image_trouble(container: Object, reason: str, message: str, agent_image: str) -> Trouble:
+    """A container waits for its own image, or for the agent's, which it mounts."""
+    image, check = str(container.get("image", "")), "check spec.image, spec.kubernetes.pullPolicy and pullSecrets"
+    if container["name"] == AGENT or (agent_image and agent_image in message):
+        image = agent_image or image
+        check = "it brings the agent: who runs the yard checks TRAINYARD_LAUNCHER_KUBERNETES_AGENT_IMAGE"
+    return Trouble(
+        "ImageUnavailable",
+        f"image {image} cannot be had: {reason}: {_short(message)}; {check}",
+        hopeless=reason in _HOPELESS_IMAGES,
+    )
+
+
+def _mount_hint(message: str, agent_image: str) -> str:
+    """What to do when the agent's image was not mounted, or not the right folder of it."""
+    if agent_image and ("ImageVolumeMountFailed" in message or f"{AGENT_FOLDER}/bin/" in message):
+        return "; can its machine mount images? TRAINYARD_LAUNCHER_KUBERNETES_AGENT_VOLUME=copy does without"
+    return ""
+
+
+def _cause(metadata: Object, status: Object, end: Object, agent_image: str) -> common_pb2.Exit | None:
     """Why it ended or is about to, as far as the cluster says."""
     eviction = next((each for each in status.get("conditions", ()) if _is_disruption(each)), None)
     if status.get("reason") == "Evicted" or eviction is not None:
@@ -190,7 +217,7 @@ def _cause(metadata: Object, status: Object, end: Object) -> common_pb2.Exit | N
         )
     if "deletionTimestamp" in metadata:
         return deleted()
-    if (failed := _failed_start(status, end)) is not None:
+    if (failed := _failed_start(status, end, agent_image)) is not None:
         return failed
     if status.get("phase") == "Failed" and not end and status.get("reason"):
         # The node's kubelet did not admit it: OutOfcpu, NodeAffinity, UnexpectedAdmissionError, ...
@@ -217,9 +244,9 @@ def _evicted(status: Object, condition: Object | None) -> common_pb2.Exit:
     return common_pb2.Exit(reason="Evicted", message=f"its pod was evicted: {why}{because}")
 
 
-def _failed_start(status: Object, end: Object) -> common_pb2.Exit | None:
+def _failed_start(status: Object, end: Object, agent_image: str) -> common_pb2.Exit | None:
     """A container that could not run at all, or the one that brings the agent."""
-    agent = _terminated(status, "agent")
+    agent = _terminated(status, AGENT)
     if agent.get("exitCode", 0):
         message = _short(agent.get("message", "") or agent.get("reason", ""))
         return common_pb2.Exit(
@@ -227,9 +254,9 @@ def _failed_start(status: Object, end: Object) -> common_pb2.Exit | None:
             message=f"the agent was not copied into the pod (exit code {agent['exitCode']}): {message}",
         )
     if end.get("reason") in ("StartError", "ContainerCannotRun", "ContainerStatusUnknown"):
-        return common_pb2.Exit(
-            reason="StartFailed", message=f"the container did not start: {_short(end.get('message', ''))}"
-        )
+        message = _short(end.get("message", ""))
+        hint = _mount_hint(message, agent_image)
+        return common_pb2.Exit(reason="StartFailed", message=f"the container did not start: {message}{hint}")
     return None
 
 
