@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
+from scripts.testbed.cluster import locks
 from scripts.testbed.cluster.cluster import Cluster
 from tests.cluster.yards import ClusterYard, running
 
@@ -14,15 +16,18 @@ from tests.cluster.yards import ClusterYard, running
 @pytest.fixture(scope="session")
 def yard_on_cluster(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterYard]:
     """A yard for all tests, which do not stop it; its jobs do not mind each other. Nothing of it is left at the end."""
-    yield from in_a_namespace(cluster, tmp_path_factory)
+    with locks.lasting(cluster.layout, in_a_namespace(cluster, tmp_path_factory)) as yard:
+        yield yard
 
 
 @pytest.fixture
 def own_yard(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterYard]:
     """A yard of the test's own, in a namespace of its own."""
-    yield from in_a_namespace(cluster, tmp_path_factory)
+    with in_a_namespace(cluster, tmp_path_factory) as yard:
+        yield yard
 
 
+@contextmanager
 def in_a_namespace(cluster: Cluster, folders: pytest.TempPathFactory, **settings: str) -> Iterator[ClusterYard]:
     namespace = f"jobs-{secrets.token_hex(4)}"
     cluster.kubectl("create", "namespace", namespace)

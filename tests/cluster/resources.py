@@ -43,6 +43,14 @@ def namespace(cluster: Cluster) -> Iterator[str]:
         cluster.kubectl("delete", "namespace", name, "--wait=false")
 
 
+@contextmanager
+def in_a_namespace(cluster: Cluster) -> Iterator[Resources]:
+    """A namespace of a cluster that knows the resource."""
+    install(cluster)
+    with namespace(cluster) as name:
+        yield Resources(cluster, name)
+
+
 class Resources:
     """The TrainingJob resources of one namespace."""
 

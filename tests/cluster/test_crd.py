@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from scripts.testbed.cluster import locks
 from scripts.testbed.cluster.cluster import Cluster
-from tests.cluster.resources import KIND, Resources, install, namespace
+from tests.cluster.resources import KIND, Resources, in_a_namespace
 from tests.jobs import document
 
 Spec = dict[str, Any]
@@ -18,9 +19,8 @@ Spec = dict[str, Any]
 @pytest.fixture(scope="module")
 def resources(cluster: Cluster) -> Iterator[Resources]:
     """A namespace for all tests; their resources have names of their own."""
-    install(cluster)
-    with namespace(cluster) as name:
-        yield Resources(cluster, name)
+    with locks.lasting(cluster.layout, in_a_namespace(cluster)) as found:
+        yield found
 
 
 WRONG: dict[str, tuple[Spec, str, str]] = {

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TypeVar
 
 from scripts.testbed import fetch
 from scripts.testbed.cluster.layout import Layout
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -31,6 +34,20 @@ def sharing(layout: Layout) -> Iterator[None]:
         with _held(layout, "turn", fcntl.LOCK_SH):
             held.enter_context(_held(layout, "tests", fcntl.LOCK_SH))
         yield
+
+
+@contextmanager
+def lasting(layout: Layout, made: AbstractContextManager[T]) -> Iterator[T]:
+    """Enters and leaves `made` under `sharing`, without holding it in between: for fixtures of more than one test.
+
+    A test holds its turn already. A second one could wait for whoever wants to be alone, who waits for the first.
+    """
+    with ExitStack() as ending:
+        turn = ending.enter_context(ExitStack())
+        with sharing(layout):
+            found = ending.enter_context(made)
+        ending.callback(lambda: turn.enter_context(sharing(layout)))
+        yield found
 
 
 @contextmanager

@@ -28,7 +28,8 @@ def cluster() -> Iterator[Cluster]:
         pytest.skip(obstacle)
     found = Cluster()
     with locks.using(found.layout):
-        found.up(for_tests=True)
+        with locks.sharing(found.layout):  # what another worker's test has stopped stays so until its end
+            found.up(for_tests=True)
         yield found
     found.down_after_tests()
 
