@@ -53,6 +53,16 @@ def test_an_attempt_is_acknowledged_when_every_node_is() -> None:
     assert list(verdict.unstored) == ["weights"]
 
 
+def test_an_attempt_came_as_far_as_its_furthest_node() -> None:
+    attempt = attempt_of(2)
+    attempt.note_progress(common_pb2.Progress(step=12, total_steps=20, updated_ns=1, metrics={"loss": 0.5}))
+    attempt.advance(0, Phase.ENDED, common_pb2.Exit(reason="WorkerFailed", exit_code=1))
+    assert attempt.verdict().progress == common_pb2.Progress(step=12, total_steps=20, updated_ns=1)
+    attempt.advance(1, Phase.ENDED, common_pb2.Exit(progress=common_pb2.Progress(step=20, updated_ns=2)))
+    assert attempt.verdict().progress == common_pb2.Progress(step=20, total_steps=20, updated_ns=2)
+    assert not attempt_of(1).verdict().HasField("progress")
+
+
 def test_an_end_without_a_record_while_stopping_counts_as_stopped() -> None:
     attempt = attempt_of(1)
     attempt.stop_reason = "Cancelled"

@@ -212,3 +212,14 @@ def stop(reason, grace_s):
     from trainyard_protos.v1 import launcher_pb2
 
     return launcher_pb2.AgentCommand(stop=launcher_pb2.AgentCommand.Stop(reason=reason, grace_s=grace_s))
+
+
+async def test_how_far_training_came_is_in_the_record_of_its_end(attempt):
+    code = (
+        "from trainyard import tracker\n"
+        "for s in range(1, 21): tracker.progress(s, 20); tracker.log({'loss': 1}, step=s)"
+    )
+    run = attempt(["python-code", code])
+    far = (await run.run()).progress
+    assert (far.step, far.total_steps, dict(far.metrics)) == (20, 20, {})
+    assert far.updated_ns

@@ -157,9 +157,19 @@ class Attempt:
             verdict.resumed_from = known[0].resumed_from
         verdict.acknowledged = len(known) == len(self.nodes) and all(exit.acknowledged for exit in known)
         verdict.progressed = any(exit.progressed for exit in known)
+        self._tell_progress(verdict, known)
         del verdict.unstored[:]
         verdict.unstored.extend(text for exit in known for text in exit.unstored)
         return verdict
+
+    def _tell_progress(self, verdict: common_pb2.Exit, known: list[common_pb2.Exit]) -> None:
+        """The furthest that any node came: a node without a record is as far as it was heard of."""
+        found = [exit.progress for exit in known if exit.HasField("progress")]
+        if self.progress is not None:
+            found.append(self.progress)
+        if found:
+            far, total = max(found, key=_distance), max(each.total_steps for each in found)
+            verdict.progress.CopyFrom(common_pb2.Progress(step=far.step, total_steps=total, updated_ns=far.updated_ns))
 
     def _decisive(self) -> int | None:
         """The node that explains the failure: one that was taken away, for its peers fail because of it and are often
@@ -203,8 +213,7 @@ class Attempt:
 
     def note_progress(self, progress: common_pb2.Progress) -> bool:
         """Keeps the furthest progress of all nodes; whether it is news."""
-        known = self.progress
-        if known is not None and (progress.step, progress.updated_ns) <= (known.step, known.updated_ns):
+        if self.progress is not None and _distance(progress) <= _distance(self.progress):
             return False
         self.progress = progress
         return True
@@ -226,3 +235,7 @@ class Attempt:
         """Wakes everyone who watches."""
         for event in self.watchers or ():
             event.set()
+
+
+def _distance(progress: common_pb2.Progress) -> tuple[int, int]:
+    return progress.step, progress.updated_ns

@@ -159,11 +159,23 @@ class Controller:
             return
         for event in missed:
             self._announcer.tell(event, tracked.resource)
+        if tracked.wanted.get("eventSeq", 0) > max(known, job.event_seq):
+            tracked.fresh = False  # what happened after that answer brings it here again
+            return
         self.roster.bind(tracked, job)
         tracked.say(_said(job, tracked), status.moment(job.updated_ns) or status.now())
         tracked.fresh = True
         if tracked.over:
-            tracked.wanted.update(await self.best(tracked))
+            tracked.wanted.update(await self._last_best(tracked))
+
+    async def _last_best(self, tracked: Tracked) -> status.Fields:
+        """Told with the end. While nobody can be asked for it the end is told alone, and this follows."""
+        try:
+            return await self.best(tracked)
+        except YardError:
+            tracked.fresh = False
+            await self._write(tracked)
+            raise
 
     async def best(self, tracked: Tracked) -> status.Fields:
         """The best value so far of the metric that the resource names, if it names one. Raises YardError."""

@@ -14,6 +14,8 @@ from trainyard.spec.model import Reason
 from trainyard_protos.v1 import common_pb2
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
+from trainyard_operator import progress
+
 Fields = dict[str, Any]
 
 QUEUED, RUNNING, REFUSED = "Queued", "Running", "Refused"
@@ -49,7 +51,9 @@ def of_job(job: pb.Job) -> Fields:
         "eventSeq": job.event_seq,
         "exit": of_exit(job.exit) if job.HasField("exit") else None,
     }
-    return fields | ({} if at == RUNNING else _LIVE)
+    # While a later attempt runs, what it says itself counts.
+    far = progress.of_progress(job.exit.progress) if at in ENDED else {}
+    return fields | far | ({} if at == RUNNING else _LIVE)
 
 
 def of_event(event: pb.Event) -> Fields:

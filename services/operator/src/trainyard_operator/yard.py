@@ -9,7 +9,7 @@ from typing import TypeVar
 import grpc
 from trainyard.client.connection import Connection
 from trainyard.client.statuses import code_of, from_code, from_rpc
-from trainyard.errors import NotFound, YardError
+from trainyard.errors import Conflict, NotFound, YardError
 from trainyard_protos.v1 import common_pb2, launcher_pb2, metrics_pb2
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
@@ -112,7 +112,7 @@ class Yard:
         try:
             request = launcher_pb2.DescribeRequest(job_id=job_id)
             return (await self._call(self._connection.launcher.Describe, request)).progress
-        except NotFound:
+        except (NotFound, Conflict):  # it has ended, or begins only now
             return common_pb2.Progress()
 
     async def series(self, job_id: str, name: str) -> metrics_pb2.SeriesInfo | None:

@@ -187,6 +187,7 @@ class Exit(_message.Message):
     PROGRESSED_FIELD_NUMBER: _builtins.int
     RESUMED_FROM_FIELD_NUMBER: _builtins.int
     UNSTORED_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Typed reason: Completed, WorkerFailed, OutOfMemory, Hung, Stopped, DeadlineExceeded, AgentLost, AgentSilent,
     StartFailed, CodeUnavailable, EnvironmentFailed, InputUnavailable, SecretUnavailable, OutputsNotStored;
@@ -217,6 +218,10 @@ class Exit(_message.Message):
     def unstored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what could not be stored, in words"""
 
+    @_builtins.property
+    def progress(self) -> Global___Progress:
+        """how far it came: steps and their time alone; unset when no step was seen"""
+
     def __init__(
         self,
         *,
@@ -232,10 +237,11 @@ class Exit(_message.Message):
         progressed: _builtins.bool = ...,
         resumed_from: _builtins.str = ...,
         unstored: _abc.Iterable[_builtins.str] | None = ...,
+        progress: Global___Progress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "exit_code", b"exit_code", "first_failing_rank", b"first_failing_rank", "matched_rule", b"matched_rule", "node", b"node"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "exit_code", b"exit_code", "first_failing_rank", b"first_failing_rank", "matched_rule", b"matched_rule", "node", b"node", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "acknowledged", b"acknowledged", "exit_code", b"exit_code", "first_failing_rank", b"first_failing_rank", "last_lines", b"last_lines", "matched_rule", b"matched_rule", "message", b"message", "node", b"node", "progressed", b"progressed", "reason", b"reason", "resumed_from", b"resumed_from", "signal", b"signal", "unstored", b"unstored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "acknowledged", b"acknowledged", "exit_code", b"exit_code", "first_failing_rank", b"first_failing_rank", "last_lines", b"last_lines", "matched_rule", b"matched_rule", "message", b"message", "node", b"node", "progress", b"progress", "progressed", b"progressed", "reason", b"reason", "resumed_from", b"resumed_from", "signal", b"signal", "unstored", b"unstored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
     _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015

@@ -190,6 +190,9 @@ class Node:
         verdict.complete(exit, self._plan, last_lines, carriers.rules.matched)
         exit.resumed_from = carriers.restored.version_id
         exit.progressed = carriers.progressed
+        if (far := carriers.tracked.progress).updated_ns:
+            exit.progress.step, exit.progress.total_steps = far.step, far.total_steps
+            exit.progress.updated_ns = far.updated_ns
         return exit
 
     async def _finish(self, exit: common_pb2.Exit) -> None:
