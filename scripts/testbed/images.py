@@ -10,23 +10,22 @@ import fcntl
 import functools
 import hashlib
 import json
-import os
 import shutil
-import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from scripts.testbed import fetch
+from scripts.testbed import buildah, fetch
 
 REPOSITORY = Path(__file__).parents[2]
 SUITE = "bookworm"
 BASE_VERSION = 1
 """Raised to have everyone's base made anew."""
 _BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
-_LIMIT_S = 3600
 _KEPT_ARCHIVES = 2
+_SURELY_USED_S = 3600
 _HASH_LENGTH = 16
 _SOURCES = {
     "services": ("libs/protos", "libs/servicekit", "libs/trainyard", "services"),
@@ -68,61 +67,66 @@ def build(dockerfile: str, tag: str, context: Path, **arguments: str) -> None:
     values = {"BASE_IMAGE": base(), **arguments}
     # The machine's own root certificates: package registries may be behind a proxy.
     volumes = [f"--volume={_BUNDLE}:{_BUNDLE}:ro"] if _BUNDLE.exists() else []
-    _buildah(
-        "bud",
-        "--isolation=chroot",
-        "--layers",
-        *volumes,
-        *(f"--build-arg={key}={value}" for key, value in values.items()),
-        f"--file={context / dockerfile}",
-        f"--tag={tag}",
-        str(context),
-    )
+    with buildah.alone():
+        buildah.run(
+            "bud",
+            "--isolation=chroot",
+            "--layers",
+            *volumes,
+            *(f"--build-arg={key}={value}" for key, value in values.items()),
+            f"--file={context / dockerfile}",
+            f"--tag={tag}",
+            str(context),
+        )
 
 
 def save(tag: str, path: Path) -> None:
     """Writes an image of buildah's store as a docker archive."""
     draft = path.with_suffix(".part")
     draft.unlink(missing_ok=True)
-    _buildah("push", "--quiet", tag, f"docker-archive:{draft}:{tag}")
+    with buildah.alone():
+        buildah.run("push", "--quiet", tag, f"docker-archive:{draft}:{tag}")
     draft.rename(path)
 
 
 @contextmanager
 def mounted(tag: str) -> Iterator[Path]:
     """The files of an image of buildah's store; what is changed in them is lost."""
-    container = _buildah("from", tag).strip()
-    try:
-        yield Path(_buildah("mount", container).strip())
-    finally:
-        _buildah("rm", container)
+    with buildah.container(tag) as root:
+        yield root
 
 
 def configuration(tag: str) -> dict[str, Any]:
     """What an image of buildah's store says about how it runs: User, Entrypoint, Env and so on."""
-    found = json.loads(_buildah("inspect", "--type=image", tag))
+    with buildah.alone():
+        found = json.loads(buildah.run("inspect", "--type=image", tag))
     return dict(found["OCIv1"]["config"])
 
 
 def base() -> str:
     """The tag of the base, a minimal Debian, made at first use."""
     tag = f"localhost/trainyard/base:{SUITE}-{BASE_VERSION}"
-    if tag.rpartition(":")[2] in _buildah("images", "--format={{.Tag}}").split():
-        return tag
-    with _locked(_folder() / ".base.lock"):
-        root = fetch.kept(_folder() / f"base-{SUITE}-{BASE_VERSION}", _bootstrap)
-        container = _buildah("from", "scratch").strip()
-        _buildah("add", "--quiet", container, str(root / "root.tar"), "/")
-        _buildah("commit", "--quiet", "--rm", container, tag)
+    with buildah.alone():
+        if tag not in buildah.run("images", "--format={{.Name}}:{{.Tag}}").split():
+            root = fetch.kept(_folder() / f"base-{SUITE}-{BASE_VERSION}", _bootstrap)
+            container = buildah.run("from", "scratch").strip()
+            buildah.run("add", "--quiet", container, str(root / "root.tar"), "/")
+            buildah.run("commit", "--quiet", "--rm", container, tag)
     return tag
 
 
 def _build_archive(name: str, path: Path) -> None:
     build(f"images/{name}/Dockerfile", reference(name), REPOSITORY)
     save(reference(name), path)
-    older = sorted(_folder().glob(f"{name}-*.tar"), key=lambda each: each.stat().st_mtime)
-    for each in older[:-_KEPT_ARCHIVES]:
+    archives = sorted(_folder().glob(f"{name}-*.tar"), key=lambda each: each.stat().st_mtime)
+    older, kept = archives[:-_KEPT_ARCHIVES], archives[-_KEPT_ARCHIVES:]
+    # What somebody builds or tests right now is younger; of the newest build also the stages that are no part of it
+    # stay, which the next build begins with.
+    before = min(time.time() - _SURELY_USED_S, kept[0].stat().st_mtime)
+    for each in (*older, *_folder().glob(f"{name}-*.part")):
         each.unlink()
+    hashes = {each.stem.removeprefix(f"{name}-") for each in kept}
+    buildah.prune(lambda repository, tag: repository.endswith(f"/{name}") and tag not in hashes, before)
 
 
 @functools.cache
@@ -146,57 +150,13 @@ def _bootstrap(folder: Path) -> None:
     program = fetch.debian("debootstrap", "/usr/sbin/debootstrap")
     environ = {"DEBOOTSTRAP_DIR": str(program.root / "usr/share/debootstrap")} if program.root else {}
     root = folder / "root"
-    _run([str(program.path), "--variant=minbase", "--include=ca-certificates", SUITE, str(root)], environ)
+    buildah.call([str(program.path), "--variant=minbase", "--include=ca-certificates", SUITE, str(root)], environ)
     shutil.rmtree(root / "var/cache/apt")
     shutil.rmtree(root / "var/lib/apt/lists")
-    _run(["tar", "--create", "--one-file-system", f"--directory={root}", f"--file={folder / 'root.tar'}", "."], {})
+    buildah.call(
+        ["tar", "--create", "--one-file-system", f"--directory={root}", f"--file={folder / 'root.tar'}", "."], {}
+    )
     shutil.rmtree(root)
-
-
-def _buildah(*arguments: str) -> str:
-    program = fetch.debian("buildah", "/usr/bin/buildah")
-    store = _folder() / "store"
-    environ = {"TMPDIR": str(store / "tmp")}  # cache mounts of builds are kept there
-    options = [f"--root={store / 'root'}", f"--runroot={store / 'run'}", "--storage-driver=overlay"]
-    (store / "tmp").mkdir(parents=True, exist_ok=True)
-    if program.root is not None:
-        root = fetch.CACHE / "buildah-relocated"
-        fetch.kept(root, lambda folder: _relocate(program.root, folder, root))
-        program = fetch.Program(root / "usr/bin/buildah")
-        environ["CONTAINERS_REGISTRIES_CONF"] = str(root / "etc/containers/registries.conf")
-        environ["CONTAINERS_CONF"] = str(root / "usr/share/containers/containers.conf")
-        if arguments[0] in ("bud", "from", "commit", "push"):
-            arguments = (arguments[0], f"--signature-policy={root / 'etc/containers/policy.json'}", *arguments[1:])
-    return _run([str(program.path), *options, *arguments], environ)
-
-
-def _relocate(package: Path | None, folder: Path, final: Path) -> None:
-    """A copy that finds its libraries in `final`: buildah starts itself again without any environment."""
-    assert package is not None
-    patchelf = fetch.debian("patchelf", "/usr/bin/patchelf")
-    shutil.copytree(package, folder, symlinks=True, dirs_exist_ok=True)
-    libraries = ":".join(str(final / "usr/lib" / each.name) for each in (folder / "usr/lib").glob("*-linux-gnu"))
-    program = str(folder / "usr/bin/buildah")
-    _run([str(patchelf.path), "--force-rpath", "--set-rpath", libraries, program], patchelf.environ())
-
-
-def _run(command: list[str], environ: dict[str, str]) -> str:
-    values = os.environ | environ
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_LIMIT_S,
-            stdin=subprocess.DEVNULL,
-            env=values,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise fetch.Unavailable(f"cannot run {command[0]}: {error}") from error
-    if done.returncode:
-        output = (done.stdout + done.stderr)[-4000:]
-        raise fetch.Unavailable(f"{' '.join(command)} ended with {done.returncode}:\n{output}")
-    return done.stdout
 
 
 def _folder() -> Path:
