@@ -16,18 +16,17 @@ from tests.cluster.yards import ClusterYard, running
 @pytest.fixture(scope="session")
 def yard_on_cluster(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterYard]:
     """A yard for all tests, which do not stop it; its jobs do not mind each other. Nothing of it is left at the end."""
-    with locks.lasting(cluster.layout, in_a_namespace(cluster, tmp_path_factory)) as yard:
+    made = contextmanager(in_a_namespace)(cluster, tmp_path_factory)
+    with locks.lasting(cluster.layout, made) as yard:
         yield yard
 
 
 @pytest.fixture
 def own_yard(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterYard]:
     """A yard of the test's own, in a namespace of its own."""
-    with in_a_namespace(cluster, tmp_path_factory) as yard:
-        yield yard
+    yield from in_a_namespace(cluster, tmp_path_factory)
 
 
-@contextmanager
 def in_a_namespace(cluster: Cluster, folders: pytest.TempPathFactory, **settings: str) -> Iterator[ClusterYard]:
     namespace = f"jobs-{secrets.token_hex(4)}"
     cluster.kubectl("create", "namespace", namespace)

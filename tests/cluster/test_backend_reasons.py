@@ -167,8 +167,7 @@ def machine_with_gpu(cluster: Cluster) -> Iterator[str]:
 def gpu_yard(
     cluster: Cluster, machine_with_gpu: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ClusterYard]:
-    with in_a_namespace(cluster, tmp_path_factory, KUBERNETES_GPU_RESOURCE=GPU, RENEW_S="1") as yard:
-        yield yard
+    yield from in_a_namespace(cluster, tmp_path_factory, KUBERNETES_GPU_RESOURCE=GPU, RENEW_S="1")
 
 
 @contextmanager
