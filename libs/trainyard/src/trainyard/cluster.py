@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from kubernetes.client import Configuration
 Object = dict[str, Any]
 MERGE_PATCH = "application/merge-patch+json"
 _LINE_BYTES = 4 * 1024 * 1024
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _AWAY = frozenset({408, 429, 500, 502, 503, 504})
 
 
@@ -40,6 +42,11 @@ class ApiError(Exception):
     def away(self) -> bool:
         """Whether the same request may succeed later."""
         return self.status == 0 or self.status in _AWAY
+
+
+def is_name(text: str) -> bool:
+    """Whether it can be an object's name: as part of a path it leads nowhere else."""
+    return _NAME.fullmatch(text) is not None
 
 
 class Limiter:
@@ -199,12 +206,14 @@ class Api:
     async def websocket(
         self, path: str, params: list[tuple[str, str]], protocol: str
     ) -> aiohttp.ClientWebSocketResponse:
-        """Raises ApiError."""
+        """An open connection; only its opening has the deadline of a request. Raises ApiError."""
         await self._limiter.admit()
+        headers = await self._headers()
         try:
-            return await self._opened().ws_connect(
-                self._base + path, params=params, headers=await self._headers(), protocols=(protocol,), max_msg_size=0
-            )
+            async with asyncio.timeout(self._timeout.total):
+                return await self._opened().ws_connect(
+                    self._base + path, params=params, headers=headers, protocols=(protocol,), max_msg_size=0
+                )
         except aiohttp.WSServerHandshakeError as error:
             raise ApiError(error.status, "Handshake", error.message) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:

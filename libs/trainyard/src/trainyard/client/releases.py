@@ -15,7 +15,7 @@ import aiohttp
 
 from trainyard import errors
 from trainyard.client.contexts import Release
-from trainyard.cluster import Api, ApiError, Object, load_configuration
+from trainyard.cluster import Api, ApiError, Object, is_name, load_configuration
 
 TOKEN_SECRET = "trainyard.dev/token-secret"
 CA_CONFIG_MAP = "trainyard.dev/ca-config-map"
@@ -78,17 +78,23 @@ class Gateway:
 
     async def ca(self) -> bytes:
         """The root certificate (PEM). Raises YardError."""
-        name = self._service["metadata"]["annotations"][CA_CONFIG_MAP]
-        with explained(self._release, "get", "configmaps", f"configmap {name}"):
-            found = await self._api.get(f"{self._path}/configmaps/{name}")
-        return str(found["data"]["ca.crt"]).encode()
+        return (await self._kept("configmaps", CA_CONFIG_MAP, "ca.crt")).encode()
 
     async def token(self) -> str:
         """The token of users. Raises YardError."""
-        name = self._service["metadata"]["annotations"][TOKEN_SECRET]
-        with explained(self._release, "get", "secrets", f"secret {name}"):
-            found = await self._api.get(f"{self._path}/secrets/{name}")
-        return base64.b64decode(found["data"]["token"]).decode().strip()
+        return base64.b64decode(await self._kept("secrets", TOKEN_SECRET, "token")).decode().strip()
+
+    async def _kept(self, kind: str, annotation: str, key: str) -> str:
+        """What a key holds of the Secret or ConfigMap that an annotation names."""
+        name = str(self._service["metadata"]["annotations"].get(annotation, ""))
+        what = f"{kind.removesuffix('s')} {name}"
+        if not is_name(name):
+            raise _incomplete(self._release, f"annotation {annotation} of its gateway's Service names none")
+        with explained(self._release, "get", kind, what):
+            found = await self._api.get(f"{self._path}/{kind}/{name}")
+        if key not in found.get("data", {}):
+            raise _incomplete(self._release, f"{what} has no {key}")
+        return str(found["data"][key])
 
     async def connect(self) -> aiohttp.ClientWebSocketResponse:
         """A connection to a pod that is ready now: two channels, data and errors, as Kubernetes forwards ports.
@@ -146,16 +152,17 @@ def _explanation(error: ApiError, release: Release, verb: str, resource: str, wh
             hint = "ask for the token, and add the context anew with --token-file FILE"
         return errors.Refused(message, reason="ClusterForbidden", hint=hint)
     if error.status == 404 and verb == "get":
-        return errors.NotFound(
-            f"{release}: there is no {what}",
-            reason="InstallationIncomplete",
-            hint=f"the chart's setup makes it; see {kubectl(release)} get jobs,pods",
-        )
+        return _incomplete(release, f"there is no {what}")
     return errors.NotRunning(
         f"{release}: the cluster does not answer: {error}",
         reason="ClusterUnreachable",
         hint=f"see whether {kubectl(release)} get pods answers",
     )
+
+
+def _incomplete(release: Release, why: str) -> errors.NotFound:
+    hint = f"the chart's setup makes it; see {kubectl(release)} get jobs,pods"
+    return errors.NotFound(f"{release}: {why}", reason="InstallationIncomplete", hint=hint)
 
 
 def kubectl(release: Release) -> str:

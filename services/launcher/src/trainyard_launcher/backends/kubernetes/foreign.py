@@ -7,14 +7,17 @@ jobs alone; then the cluster's scheduler finds places for fewer pods than were a
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from servicekit.ownership import owned_by
 from trainyard.cluster import Api, ApiError
 
 from trainyard_launcher.backends.kubernetes import machines
+from trainyard_launcher.backends.kubernetes.patience import patiently
 from trainyard_launcher.backends.kubernetes.watch import Mirror
 from trainyard_launcher.background import Background
 from trainyard_launcher.settings import Settings
@@ -51,15 +54,12 @@ class Foreign:
         )
 
     async def open(self) -> None:
-        """Returns when all pods are known, or it is known that they may not be."""
+        """Returns when all pods are known, or they may not be; an API server that is away is waited for."""
         try:
-            await self._api.get(_PATH, limit="1")
+            await patiently(partial(self._api.get, _PATH, limit="1"), math.inf)
         except ApiError as error:
-            if not error.away:
-                logger.warning(
-                    "pods of others are not watched: capacity counts them as room", extra={"why": str(error)}
-                )
-                return
+            logger.warning("pods of others are not watched: capacity counts them as room", extra={"why": str(error)})
+            return
         self._background.run(self._mirror.run(), "watch")
         await self._mirror.synced.wait()
 

@@ -30,6 +30,6 @@ async def patiently(ask: Callable[[], Awaitable[dict[str, Any]]], within_s: floa
         except ApiError as error:
             if not error.away or asyncio.get_running_loop().time() > give_up:
                 raise
-            logger.info("not made yet", extra={"code": error.status, "why": str(error)})
+            logger.info("cluster is away", extra={"code": error.status, "why": str(error)})
         await asyncio.sleep(pause_s)
     raise AssertionError("backoff never ends")

@@ -9,7 +9,7 @@ import base64
 import json
 from dataclasses import dataclass
 
-from trainyard.cluster import Api
+from trainyard.cluster import Api, is_name
 
 from trainyard_launcher.backend import JoinRefused
 from trainyard_launcher.backends.kubernetes.manifests import AUDIENCE
@@ -41,9 +41,12 @@ def claimed(token: str) -> PodIdentity:
         payload = json.loads(base64.urlsafe_b64decode(parts[1] + "=" * (-len(parts[1]) % 4)))
         of_cluster = payload["kubernetes.io"]
         namespace, pod = of_cluster["namespace"], of_cluster["pod"]
-        return PodIdentity(str(namespace), str(pod["name"]), str(pod["uid"]))
+        found = PodIdentity(str(namespace), str(pod["name"]), str(pod["uid"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise JoinRefused("this token is not bound to a pod") from error
+    if not is_name(found.name):
+        raise JoinRefused("this token names no pod")
+    return found
 
 
 async def review(api: Api, token: str) -> PodIdentity:
