@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -12,19 +13,26 @@ from trainyard.cluster import ApiError
 from trainyard_launcher.backends.kubernetes import foreign, losses, machines, pods
 from trainyard_launcher.backends.kubernetes.judge import Judge
 from trainyard_launcher.backends.kubernetes.leases import Leases
+from trainyard_launcher.backends.kubernetes.merge import merged
 from trainyard_launcher.settings import Settings
 
 LIMIT_S = 20
 
 
 class Kubelets:
-    """An API server that has the leases of kubelets, which renew them every ten seconds unless they are gone."""
+    """An API server that has the leases of kubelets, which renew them every ten seconds unless they are gone.
+
+    Its clock is theirs.
+    """
 
     def __init__(self, *names: str) -> None:
         self.now = 0.0
         self.gone: dict[str, float] = {}
         self.names = names
         self.asked: list[str] = []
+        self.slow_s: dict[str, float] = {}
+        self.phases: dict[str, float] = {}
+        self.duration_s = 40
         self.refusal: ApiError | None = None
 
     async def get(self, path: str, **_: str) -> dict[str, Any]:
@@ -32,8 +40,10 @@ class Kubelets:
         self.asked.append(name)
         if self.refusal is not None:
             raise self.refusal
-        renewed = min(self.now, self.gone.get(name, math.inf)) // 10 * 10
-        return {"spec": {"renewTime": f"{renewed}"}}
+        self.now += self.slow_s.pop(name, 0)
+        every_s, phase = self.duration_s // 4, self.phases.get(name, 0)
+        renewed = (min(self.now, self.gone.get(name, math.inf)) - phase) // every_s * every_s
+        return {"spec": {"renewTime": f"{renewed}", "leaseDurationSeconds": self.duration_s}}
 
     async def watch(self, leases: Leases, silent: str, *, for_s: int, witness: str | None = "well") -> None:
         """Looks every second for a while."""
@@ -49,7 +59,7 @@ def kubelets() -> Kubelets:
 
 @pytest.fixture
 def leases(kubelets: Kubelets) -> Leases:
-    return Leases(kubelets, LIMIT_S)  # type: ignore[arg-type]
+    return Leases(kubelets, LIMIT_S, lambda: kubelets.now)  # type: ignore[arg-type]
 
 
 async def test_a_lease_that_is_not_renewed_is_stale(leases: Leases, kubelets: Kubelets) -> None:
@@ -71,6 +81,50 @@ async def test_when_the_witness_is_not_renewed_either_it_is_the_cluster_that_sta
     kubelets.gone |= {"silent": 0, "well": 0}
     await kubelets.watch(leases, "silent", for_s=5 * LIMIT_S)
     assert not leases.stale({"silent"}, "well")
+
+
+@pytest.mark.parametrize("phase", [1, 3, 7, 9])
+@pytest.mark.parametrize("stopped", range(20, 32))
+async def test_leases_that_nobody_can_renew_any_more_are_not_stale(
+    leases: Leases, kubelets: Kubelets, stopped: int, phase: int
+) -> None:
+    """The API server takes no writes, though it answers; the witness may have had its turn shortly before that."""
+    kubelets.gone = {"silent": stopped, "well": stopped}
+    kubelets.phases["well"] = phase
+    for _ in range(3 * LIMIT_S):
+        await kubelets.watch(leases, "silent", for_s=1)
+        assert not leases.stale({"silent"}, "well")
+
+
+@pytest.mark.parametrize("phase", range(10))
+async def test_whenever_a_witness_has_its_turn_a_lease_is_stale_soon(
+    leases: Leases, kubelets: Kubelets, phase: int
+) -> None:
+    kubelets.gone["silent"] = 0
+    kubelets.phases["well"] = phase
+    await kubelets.watch(leases, "silent", for_s=LIMIT_S + 8)
+    assert leases.stale({"silent"}, "well")
+
+
+async def test_an_answer_that_comes_late_makes_no_lease_older(leases: Leases, kubelets: Kubelets) -> None:
+    kubelets.phases["well"] = 9
+    await leases.look({"silent"}, "well", kubelets.now)
+    kubelets.now, kubelets.slow_s = 9, {"silent": 11}
+    await leases.look({"silent"}, "well", kubelets.now)
+    for moment in (20, 23, 26, 29):  # it was renewed at 20, and is due at 30
+        kubelets.now = moment
+        await leases.look({"silent"}, "well", kubelets.now)
+        assert not leases.stale({"silent"}, "well")
+
+
+async def test_kubelets_that_renew_less_often_have_more_time(leases: Leases, kubelets: Kubelets) -> None:
+    kubelets.duration_s, kubelets.phases["well"] = 160, 25
+    for _ in range(200):
+        await kubelets.watch(leases, "silent", for_s=1)
+        assert not leases.stale({"silent"}, "well")
+    kubelets.gone["silent"] = 200
+    await kubelets.watch(leases, "silent", for_s=160)
+    assert leases.stale({"silent"}, "well")
 
 
 async def test_time_in_which_nobody_looked_makes_no_lease_stale(leases: Leases, kubelets: Kubelets) -> None:
@@ -132,6 +186,45 @@ async def test_no_pod_is_sent_to_a_lost_machine_until_kubernetes_knows_or_it_is_
         kubelets.now += 1
         await judge.judge(ready, {}, kubelets.now)
     assert judge.gone == frozenset()
+
+
+async def test_a_machine_that_joins_is_no_reason_to_trust_a_lost_one_again(kubelets: Kubelets) -> None:
+    kubelets.gone["silent"] = 0
+    ready = {"silent": True, "well": True}
+    _, _, judge = await judged(kubelets, ready, {"silent": [30]}, 40)
+    for _ in range(30):
+        kubelets.now += 1
+        await judge.judge(ready | {"another": True}, {}, kubelets.now)
+        assert judge.gone == {"silent"}
+
+
+async def test_time_in_which_this_process_stood_still_is_nobodys_silence(kubelets: Kubelets) -> None:
+    ready = {"one": False, "two": True}
+    _, _, judge = await judged(kubelets, ready, {"one": [1]}, 10)
+    kubelets.now += 60  # what agents said meanwhile is not read yet
+    for _ in range(14):
+        kubelets.now += 1
+        assert await judge.judge(ready, {"one": [kubelets.now]}, kubelets.now) == losses.Judgement()
+    kubelets.now += 2
+    assert (await judge.judge(ready, {"one": [kubelets.now]}, kubelets.now)).lost == {"one"}
+
+
+async def test_a_machine_that_was_never_seen_is_not_lost_but_new(kubelets: Kubelets) -> None:
+    silent_s = {"new": [99.0], "old": [1.0]}
+    found, _, judge = await judged(kubelets, {"old": True, "other": True}, silent_s, 10)
+    assert found == losses.Judgement()
+    await judge.judge({"old": True, "other": True, "new": True}, silent_s, kubelets.now)
+    found = await judge.judge({"old": True, "other": True}, silent_s, kubelets.now)
+    assert found.lost == {"new"}
+
+
+def test_a_template_stays_as_it_is_when_pods_are_kept_away_from_machines() -> None:
+    terms = [{"matchExpressions": [{"key": "gpu", "operator": "Exists"}]}]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    template = {"spec": {"affinity": {"nodeAffinity": required}}}
+    before = copy.deepcopy(template)
+    machines.avoid(merged({"spec": {}}, template)["spec"], {"lost"})
+    assert template == before
 
 
 def test_a_pod_is_kept_away_from_machines_whatever_else_is_wished_for() -> None:

@@ -147,7 +147,8 @@ class Observer(Protocol):
         ...
 
     def silent_s(self, attempt_id: str, node: int) -> float:
-        """For how long a node's agent has said nothing; infinity before its first word."""
+        """For how long a node's agent has said nothing; before its first word, since the launcher waits for it. A
+        launcher that begins anew has heard nobody yet, which is nobody's silence."""
         ...
 
 

@@ -213,9 +213,9 @@ class Supervisor:
             self.note(attempt, reason, text)
 
     def silent_s(self, attempt_id: str, node: int) -> float:
-        """For how long a node's agent has said nothing; infinity before its first word."""
+        """For how long a node's agent has said nothing, or was waited for; infinity when the attempt is not known."""
         attempt = self.attempts.get(attempt_id)
-        if attempt is None or not attempt.nodes[node].heard_ns:
+        if attempt is None:
             return math.inf
         return time.monotonic() - attempt.nodes[node].heard
 

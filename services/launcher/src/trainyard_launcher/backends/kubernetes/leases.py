@@ -2,15 +2,16 @@
 
 A kubelet renews its lease every ten seconds, so a machine that is gone is known before Kubernetes calls it not ready,
 which takes 50 s. Only this process' clock counts: a lease is stale when it was seen unchanged for so long, look after
-look, while that of another machine was seen renewed. So neither clocks that differ nor an API server that hangs, or was
-away, make a lease stale.
+look, while that of another machine was renewed when this one was overdue. So neither clocks that differ nor an API
+server that hangs, was away, or takes no writes make a lease stale.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Set
+import time
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass
 
 from trainyard.cluster import Api, ApiError
@@ -20,34 +21,42 @@ logger = logging.getLogger(__name__)
 _PATH = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 _LOOK_S = 3.0
 _GAP_S = 4 * _LOOK_S
+_OVERDUE = 0.55  # of the time after which a lease is stale, which is that of two renewals
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of a lease: its stamp, since when it is the same, and when it was last looked at."""
+    """What was seen of a lease: its stamp, since when at the latest it is the same, and when it was last looked at."""
 
     stamp: str
     since: float
     looked: float
+    stale_s: float
     renewals: int = 0
 
-    def see(self, stamp: str, now: float) -> None:
-        if stamp != self.stamp:
-            self.renewals += 1
-        if stamp != self.stamp or now - self.looked > _GAP_S:
-            self.stamp, self.since = stamp, now
-        self.looked = now
+    def see(self, stamp: str, asked: float, answered: float) -> None:
+        if asked - self.looked > _GAP_S:
+            self.stamp, self.since, self.renewals = stamp, answered, 0
+        elif stamp != self.stamp:
+            self.stamp, self.since, self.renewals = stamp, answered, self.renewals + 1
+        self.looked = asked
+
+    def is_stale(self, other: _Seen) -> bool:
+        """Whether it is unchanged for too long, while the other one was renewed when this one was overdue."""
+        overdue_s = other.since - _LOOK_S - self.since  # a renewal may be as old as one look when it is seen
+        return self.looked - self.since >= self.stale_s and overdue_s > _OVERDUE * self.stale_s
 
 
 class Leases:
     """Lives on the loop's thread.
 
     Args:
-        limit_s: unchanged for so long is stale.
+        limit_s: unchanged for so long is stale, where kubelets renew their leases as often as they do by default.
+        clock: in seconds.
     """
 
-    def __init__(self, api: Api, limit_s: float) -> None:
-        self._api, self._limit_s = api, limit_s
+    def __init__(self, api: Api, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._api, self._limit_s, self._clock = api, limit_s, clock
         self._seen: dict[str, _Seen] = {}
         self._looked = float("-inf")
         self._allowed = True
@@ -64,6 +73,7 @@ class Leases:
             await asyncio.gather(*(self._read(str(name), now) for name in wanted))
 
     async def _read(self, name: str, now: float) -> None:
+        began = self._clock()
         try:
             async with asyncio.timeout(_GAP_S):
                 lease = await self._api.get(f"{_PATH}/{name}")
@@ -74,8 +84,11 @@ class Leases:
                 self._allowed = False
                 logger.warning("leases of nodes are not read: lost machines are known later", extra={"why": str(error)})
             return
-        stamp = str(lease.get("spec", {}).get("renewTime", ""))
-        self._seen.setdefault(name, _Seen(stamp, now, now)).see(stamp, now)
+        spec, answered = lease.get("spec", {}), now + self._clock() - began
+        stamp = str(spec.get("renewTime", ""))
+        # A kubelet renews four times within its lease's duration.
+        stale_s = max(self._limit_s, float(spec.get("leaseDurationSeconds", 0)) / 2)
+        self._seen.setdefault(name, _Seen(stamp, answered, now, stale_s)).see(stamp, now, answered)
 
     def stale(self, machines: Iterable[str], witness: str | None) -> Set[str]:
         """Those of the machines whose lease is stale; none unless the witness renewed its own meanwhile."""
@@ -83,4 +96,4 @@ class Leases:
         if other is None or not other.renewals:
             return frozenset()
         found = ((name, self._seen.get(name)) for name in machines)
-        return frozenset(name for name, seen in found if seen and seen.looked - seen.since >= self._limit_s)
+        return frozenset(name for name, seen in found if seen and seen.is_stale(other))

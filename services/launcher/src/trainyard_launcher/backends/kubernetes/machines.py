@@ -79,8 +79,9 @@ def avoid(pod_spec: dict[str, Any], names: Iterable[str]) -> None:
     if fields:
         affinity = pod_spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
         required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]})
-        for term in required["nodeSelectorTerms"]:  # one of them has to hold
-            term["matchFields"] = [*term.get("matchFields", ()), *fields]
+        required["nodeSelectorTerms"] = [  # one of them has to hold; they may be the template's, which stays as it is
+            term | {"matchFields": [*term.get("matchFields", ()), *fields]} for term in required["nodeSelectorTerms"]
+        ]
 
 
 def amount(text: str) -> float:

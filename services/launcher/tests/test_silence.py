@@ -1,0 +1,36 @@
+"""How long agents are silent, as the launcher tells the place where they run."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from api_server import facts
+from trainyard_launcher.backend import Found
+from trainyard_launcher.settings import Settings
+from trainyard_launcher.supervisor import Supervisor
+
+
+class Finds:
+    """A backend that finds an attempt of an earlier life of the launcher."""
+
+    async def open(self, observer: object) -> list[Found]:
+        return [Found(facts(1))]
+
+    async def close(self) -> None: ...
+
+
+@pytest.fixture
+def supervisor() -> Supervisor:
+    parts: dict[str, Any] = {"stub": None, "planner": None, "backend": Finds()}
+    return Supervisor(launcher_id="here", settings=Settings(), **parts)
+
+
+async def test_who_was_not_heard_yet_in_this_life_of_the_launcher_is_silent_since_it_began(
+    supervisor: Supervisor,
+) -> None:
+    await supervisor.open()
+    assert math.isfinite(supervisor.silent_s(facts(1).attempt_id, 0))
+    assert supervisor.silent_s(facts(2).attempt_id, 0) == math.inf
+    await supervisor.close()
