@@ -33,6 +33,14 @@ def example(folder: str, name: str, arguments: list[str]) -> None:
             id="language model",
         ),
         pytest.param("regression", "--epochs 10", r"held-out R2: (-?\d\.\d+)", 0.2, 0.7, id="regression"),
+        pytest.param(
+            "fine-tuning",
+            "--epochs 3 --pieces 250",
+            r"held-out accuracy: (\d\.\d+)",
+            0.5,  # by chance: 0.25
+            1.01,
+            id="fine-tuning",
+        ),
     ],
 )
 def test_an_example_learns(
