@@ -7,6 +7,7 @@ import urllib.request
 import pytest
 
 from scripts.testbed.cluster import images
+from tests.conftest import wait_until
 from tests.testbed.kubernetes import SERVE, Namespace, pod, service
 
 pytestmark = pytest.mark.timeout(1200)  # on a busy machine a start takes minutes
@@ -55,7 +56,7 @@ def test_kubectl_reads_logs_and_runs_commands_in_pods_of_both_nodes(cluster, nam
     for node in cluster.nodes:
         namespace.apply(pod(node, "echo hello; exec sleep 3600", node))
         namespace.wait("condition=Ready", f"pod/{node}")
-        assert namespace.kubectl("logs", node) == "hello\n"
+        wait_until(lambda node=node: namespace.kubectl("logs", node) == "hello\n", f"what {node} printed")
         assert namespace.kubectl("exec", node, "--", "hostname") == f"{node}\n"
 
 

@@ -126,7 +126,7 @@ _OWN_SCHEDULES = {
 _TRACKERS = {
     "Csv": "path:text capacity:count interval_s",
     "JsonLines": "path:text capacity:count interval_s",
-    "MLflow": "uri:text experiment:text run_name:text tags:any capacity:count interval_s",
+    "MLflow": "uri:text experiment:text run_name:text tags:any artifacts:text capacity:count interval_s",
     "TensorBoard": "folder:text capacity:count interval_s",
     "Yard": "",
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -86,7 +87,8 @@ def load_configuration(kubeconfig: str = "", context: str = "", hint: str = "") 
             except config.ConfigException:
                 pass  # not in a pod
         config.load_kube_config(
-            config_file=kubeconfig or None,
+            # The library looks at the variable only while it is imported.
+            config_file=kubeconfig or os.environ.get("KUBECONFIG") or None,
             context=context or None,
             client_configuration=configuration,
             persist_config=False,

@@ -65,6 +65,7 @@ async def test_leaving_a_stream_early_ends_it(yard: ScriptedYard) -> None:
 
 async def test_no_yard_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: object) -> None:
     monkeypatch.setenv("TRAINYARD_HOME", f"{tmp_path}/none")
+    before = set(threading.enumerate())
     with pytest.raises(errors.NotRunning):
         Client()
-    assert "trainyard-client" not in [thread.name for thread in threading.enumerate()]
+    assert "trainyard-client" not in [thread.name for thread in set(threading.enumerate()) - before]
