@@ -34,6 +34,7 @@ from api_server import (
 from servicekit.ownership import LAUNCHER
 from trainyard_launcher.backend import Found, JoinLater, JoinRefused, Launch, NodeEnd
 from trainyard_launcher.backends.kubernetes import KubernetesBackend, names
+from trainyard_launcher.backends.kubernetes.losses import Judgement
 
 OURS, THEIRS = facts(1), facts(2)
 
@@ -126,6 +127,22 @@ async def test_a_launcher_that_may_not_see_pods_of_others_begins_also_when_the_a
     server.say("GET", "/api/v1/pods", (503, {"message": "away"}), (403, {"message": "may not list pods"}))
     async with asyncio.timeout(PATIENCE_S):
         assert found_facts(await opened(server, backend, [job(OURS)], [])) == [OURS]
+
+
+async def test_who_judges_machines_goes_on_when_the_cluster_says_what_nobody_understands(
+    server: ApiServer, backend: KubernetesBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = 0
+
+    async def judge(*_: object) -> Judgement:
+        nonlocal asked
+        asked += 1
+        raise ValueError("no JSON")
+
+    monkeypatch.setattr(backend._keeper.judge, "judge", judge)
+    await opened(server, backend, [job(OURS)], [])
+    await until(lambda: asked >= 2)
+    assert "machines and images were not judged" in caplog.messages
 
 
 # Other versions

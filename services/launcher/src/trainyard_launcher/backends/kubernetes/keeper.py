@@ -205,8 +205,11 @@ class Keeper:
         while True:
             await asyncio.sleep(_JUDGE_S)
             now = time.monotonic()
-            self._judge_images(now)
-            await self._judge_machines(now)
+            try:
+                self._judge_images(now)
+                await self._judge_machines(now)
+            except Exception:  # without a judge no machine would ever be lost
+                logger.exception("machines and images were not judged")
 
     def _judge_images(self, now: float) -> None:
         for _, node in self._alive():
