@@ -18,6 +18,7 @@ from trainkit.data import Loader
 from trainkit.durations import Cadence, Epochs, Steps, Tokens, duration
 from trainkit.errors import InvalidSetup, InvalidStep, NonFiniteLoss, OutOfMemory
 from trainkit.loop.fit import Fit
+from trainkit.module import ManualModule
 from trainkit.state import State
 from trainkit.trackers import RunContext, Tracker
 from trainkit.trainer import Totals
@@ -440,6 +441,32 @@ def test_a_step_that_returns_no_loss_is_told_what_to_return(output: Any, message
 def test_a_metric_that_gets_nothing_is_named() -> None:
     with pytest.raises(InvalidStep, match="'hits' on 'val'"):
         trainer(evaluate=Loader(ones(8), 8), metrics={"hits": MeanMetric()}).fit()
+
+
+class Twice(ManualModule):
+    """Updates twice in a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        for _ in range(2):
+            loss = ((self.w * batch[0] - 2) ** 2).mean()
+            self.updates.backward(loss)
+            self.updates.step()
+            self.updates.zero_grad()
+        return loss
+
+
+def test_lengths_in_updates_hold_for_steps_that_make_several() -> None:
+    written = Written()
+    fit = trainer(module=Twice(), max_duration="10up", log_every="4up", trackers=[written]).fit()
+
+    assert (fit.state.step, fit.state.update) == (5, 10)
+    assert [step for step, _ in written.rows] == [2, 4]
+    with pytest.raises(InvalidSetup, match="nobody counts its tokens: give log_every in steps"):
+        trainer(module=Twice(), log_every="4tok").fit()
 
 
 class Large(Slope):

@@ -362,8 +362,8 @@ class Fit:
     def _next_due(self) -> int:
         """The first step at which anything can be due, ends of epochs aside: there is nothing to look at before it."""
         busy = self._keeper is not None and self._keeper.busy
-        if busy or self.stop_reason is not None or self._evaluated_at == self.state.step:
-            return 0
+        if busy or self.manual or self.stop_reason is not None or self._evaluated_at == self.state.step:
+            return 0  # steps by hand make any number of updates
         return min(each.next_step(self.state) for each in self._rhythms)
 
     def _log_loss(self) -> None:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from trainkit.durations import duration
 from trainkit.errors import InvalidSetup
 from trainkit.loop.losses import loss_of
 from trainkit.module import Loss, ManualModule
 
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
+    from trainkit.trainer import Trainer
 
 _log = logging.getLogger("trainkit")
 
@@ -92,11 +94,24 @@ def open_updates(fit: Fit) -> bool:
         raise InvalidSetup(
             f"{name} updates by itself: leave accumulate at 1 and out_of_memory at 'raise', and choose fp32 or bf16"
         )
+    if (setting := _in_tokens(trainer)) is not None:
+        raise InvalidSetup(
+            f"{name} updates by itself, and nobody counts its tokens: give {setting} in steps, updates, samples or "
+            "epochs"
+        )
     if not fit.strategy.works_alone:
         raise InvalidSetup(f"{name} updates by itself, which strategy={fit.strategy.name!r} cannot do: use 'ddp'")
     module.updates = Updates(fit)
     fit._forward = fit.strategy.alone
     return True
+
+
+def _in_tokens(trainer: Trainer) -> str | None:
+    """The first setting that is counted in tokens."""
+    settings = ("max_duration", "log_every", "evaluate_every", "check_sync_every")
+    lengths = {name: getattr(trainer, name) for name in settings}
+    lengths["Checkpoints(every=...)"] = trainer.checkpoints.every if trainer.checkpoints is not None else None
+    return next((name for name, each in lengths.items() if each is not None and duration(each).unit == "tok"), None)
 
 
 def step(fit: Fit, batch: Any) -> Tensor:
