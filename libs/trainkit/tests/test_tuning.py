@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,8 @@ from trainkit import Trainer
 from trainkit.callbacks import Stragglers
 from trainkit.data import Loader
 from trainkit.errors import InvalidSetup, OutOfMemory
+from trainkit.module import ManualModule
+from trainkit.trackers import RunContext, Tracker
 from trainkit.tuning import largest_batch_size
 
 
@@ -115,3 +118,37 @@ def test_processes_that_are_alike_are_not_named() -> None:
     assert stragglers.found == []
     with pytest.raises(InvalidSetup, match="factor has to be above 1"):
         Stragglers(factor=1.0)
+
+
+def test_neither_evaluations_nor_steps_without_a_backward_pass_disturb_the_comparison() -> None:
+    now = [0.0]
+
+    class Timed(Stragglers):
+        def clock(self) -> float:
+            return now[0]
+
+    class Idle(ManualModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(()))
+
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            return self.w * 0
+
+        def evaluation_step(self, batch: list[Tensor]) -> Tensor:
+            now[0] += 1000.0
+            return self.w * 0
+
+    class Kept(Tracker):
+        def open(self, context: RunContext) -> None: ...
+        def close(self, outcome: str) -> None: ...
+
+        def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
+            rows.append(dict(values))
+
+    rows: list[dict[str, Any]] = []
+    data = Loader(TensorDataset(torch.ones(8)), 2)
+    options = {"evaluate": data, "evaluate_every": "1st", "callbacks": [Timed("4st")], "trackers": [Kept()]}
+    Trainer(**{**vars(trainer(2, samples=8, log_every=None)), **options, "module": Idle()}).fit()
+
+    assert [row["step_time/slowest"] for row in rows if "step_time/slowest" in row] == [0.0]

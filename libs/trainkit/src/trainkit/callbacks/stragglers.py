@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -74,9 +74,12 @@ class Stragglers(Callback):
 
     def on_forward_end(self, fit: Fit, loss: Tensor) -> None:
         self._forward += self.clock() - self._loaded
-        self._steps += 1
+
+    def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
+        self._ended = self.clock()  # what it took is no loading
 
     def on_step_end(self, fit: Fit, loss: Tensor) -> None:
+        self._steps += 1
         if self._cadence is None:  # counts from where a resumed run goes on
             self._cadence = Cadence(self._every, fit.state)
         elif self._cadence.due(fit.state):
