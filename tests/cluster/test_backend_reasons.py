@@ -189,9 +189,11 @@ def important_pod(yard: ClusterYard) -> Iterator[None]:
     }
     yard.kubectl("apply", "--filename=-", input=json.dumps(important))
     yard.kubectl("apply", "--filename=-", input=json.dumps(pod))
-    yield
-    yard.kubectl("delete", "pod", name)
-    yard.kubectl("delete", "priorityclass", name)
+    try:
+        yield
+    finally:  # the class belongs to the whole cluster
+        yard.kubectl("delete", "pod", name)
+        yard.kubectl("delete", "priorityclass", name)
 
 
 def test_gpus_are_a_resource_of_pods_and_of_others_too(gpu_yard: ClusterYard, machine_with_gpu: str) -> None:
