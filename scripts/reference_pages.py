@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import settings_page
+import trainkit_page
 from trainyard.cli import reference as commands
 from trainyard.spec import reference, schema
 
@@ -16,6 +17,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "cli.md": commands.page,
     "settings.md": settings_page.page,
     "spec.md": reference.page,
+    "trainkit.md": trainkit_page.page,
     "trainingjob.schema.json": lambda: json.dumps(schema.json_schema(), indent=2, ensure_ascii=False) + "\n",
 }
 

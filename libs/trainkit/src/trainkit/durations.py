@@ -79,6 +79,7 @@ class Evaluations(Duration):
 
 
 AnyDuration: TypeAlias = Duration | str
+"""A `Duration`, or its text: `"3ep"`, `"500st"`, `"200up"`, `"60000sa"`, `"1e9tok"`, `"2ev"`."""
 
 _WORDS: dict[str, type[Duration]] = {
     **dict.fromkeys(("ep", "epoch"), Epochs),
