@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainyard_metrics.domain.sampling import downsample
-from trainyard_metrics.domain.stitch import Attempt, Resume, Segment, timeline
+from trainyard_metrics.domain.stitch import Attempt, Cut, Resume, Segment, timeline
 
 values = st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=300)
 
@@ -26,13 +26,13 @@ def test_a_sample_is_small_in_order_and_keeps_the_extremes(values, max_points):
 def test_a_line_of_resumes_is_followed_to_its_beginning():
     attempts = [
         Attempt("r1", 1),
-        Attempt("r2", 2, Resume("c1", {"w1": 5})),
-        Attempt("r3", 3, Resume("c2", {"w2": 7})),
+        Attempt("r2", 2, Resume("c1", Cut({"w1": 5}))),
+        Attempt("r3", 3, Resume("c2", Cut({"w2": 7}))),
     ]
     writers = {"r1": ["w1"], "r2": ["w2"], "r3": ["w3"]}
     assert timeline(attempts, writers.__getitem__) == [
-        Segment("r1", 1, {"w1": 5}),
-        Segment("r2", 2, {"w2": 7}),
+        Segment("r1", 1, Cut({"w1": 5})),
+        Segment("r2", 2, Cut({"w2": 7})),
         Segment("r3", 3),
     ]
 
@@ -40,15 +40,15 @@ def test_a_line_of_resumes_is_followed_to_its_beginning():
 def test_resuming_from_an_older_branch_leaves_the_newer_one_out():
     attempts = [
         Attempt("r1", 1),
-        Attempt("r2", 2, Resume("", {})),
-        Attempt("r3", 3, Resume("c1", {"w1": 5})),
+        Attempt("r2", 2, Resume("", Cut())),
+        Attempt("r3", 3, Resume("c1", Cut({"w1": 5}))),
     ]
     writers = {"r1": ["w1"], "r2": ["w2"], "r3": []}
     assert [segment.run_id for segment in timeline(attempts, writers.__getitem__)] == ["r1", "r3"]
 
 
 def test_a_checkpoint_of_nobody_hides_everything_before():
-    attempts = [Attempt("r1", 1), Attempt("r2", 2, Resume("c", {"unknown": 5}))]
+    attempts = [Attempt("r1", 1), Attempt("r2", 2, Resume("c", Cut({"unknown": 5})))]
     assert [segment.run_id for segment in timeline(attempts, lambda run: ["w"])] == ["r2"]
 
 

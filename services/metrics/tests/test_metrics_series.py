@@ -88,6 +88,47 @@ async def test_a_checkpoint_made_before_the_first_point_names_its_attempt(ingest
     assert await steps(stub) == list(range(5))
 
 
+NODE_1 = {"writer": "other", "rank": 1}
+BEYOND_ALL = 10**18
+
+
+async def steps_of_node_1(stub, *, elsewhere, **written):
+    """What stays visible of ten rows when an attempt resumes from a checkpoint that node 0 stored whole."""
+    await open_run(stub, 1, fence=1)
+    await append(stub, points(range(10), writer="first"), points(range(10), **{**NODE_1, **written}))
+    resumed = pb.Rewind(checkpoint="version", cut={"first": 6}, elsewhere=elsewhere)
+    await open_run(stub, 2, fence=2, rewind=resumed)
+    listed = (await stub.ListSeries(pb.ListSeriesRequest(selector=pb.SeriesSelector(job_id="job")))).series
+    found = {key: list(each.step) for key, each in (await series(stub)).items()}
+    assert {(info.name, info.rank): info.count for info in listed} == {key: len(of) for key, of in found.items()}
+    assert found.pop(("loss", 0)) == list(range(6))
+    return next(iter(found.values()), [])
+
+
+async def test_rows_of_other_nodes_count_up_to_the_step_of_a_checkpoint_stored_whole(ingestor):
+    elsewhere = pb.Elsewhere(step=5, until_ns=BEYOND_ALL, ranks=[0])
+    assert await steps_of_node_1(ingestor.user(), elsewhere=elsewhere) == list(range(6))
+
+
+async def test_rows_of_other_nodes_with_steps_of_their_own_count_up_to_its_time(ingestor):
+    elsewhere = pb.Elsewhere(step=5_000, until_ns=1003, ranks=[0])
+    assert await steps_of_node_1(ingestor.user(), elsewhere=elsewhere) == list(range(4))
+
+
+@pytest.mark.parametrize(
+    "written",
+    [{"rank": 0, "name": "late"}, {"writer": "attempt/1/system", "name": "system/cpu"}],
+    ids=["a process that began later on the storing node", "what an agent measured"],
+)
+async def test_who_did_not_train_on_another_node_has_no_row_in_a_checkpoint_that_does_not_name_him(ingestor, written):
+    elsewhere = pb.Elsewhere(step=5, until_ns=BEYOND_ALL, ranks=[0])
+    assert await steps_of_node_1(ingestor.user(), elsewhere=elsewhere, **written) == []
+
+
+async def test_a_cut_that_tells_nothing_of_other_nodes_names_all_writers(ingestor):
+    assert await steps_of_node_1(ingestor.user(), elsewhere=None) == []
+
+
 async def test_what_the_agent_measures_is_never_hidden(ingestor):
     stub = ingestor.user()
     await open_run(stub, 1, fence=1)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainyard.agent.followed import FILE_CLOCK_TICK_NS, FollowedLog
+from trainyard.agent.followed import FILE_CLOCK_TICK_NS, FollowedLog, Newest
 from trainyard.agent.sources import Gap
+from trainyard.agent.tracked import Tracked
 from trainyard.tracker import records
 from trainyard.tracker.writing import Log
 
@@ -136,16 +137,15 @@ def test_a_cut_is_the_same_whatever_was_read_or_given_back_meanwhile(counts, win
             followed.give_back(before_ns=now - window)
             # The checkpoint's file changed at that second, and the script logs the step that follows it right after.
             changed = data.draw(st.integers(max(0, now - window), now))
-            position, values = followed.cut(changed, step=changed + 1)
+            position, newest = followed.cut(changed, step=changed + 1)
             last = min(changed + 1, now - 1)
             assert position == last + 1
-            assert values == {"loss": last, "val": last // 10 * 10}
+            assert newest == Newest({"loss": last, "val": last // 10 * 10}, step=last, time_ns=last)
 
 
 def test_rows_of_earlier_steps_are_in_a_cut_though_the_file_looks_a_tick_older(small_segments):
     log = log_with(Log(), 100)  # at one a nanosecond: all within one tick of the clock that stamps files
-    position, values = follow(small_segments, log).cut(40, step=80)
-    assert (position, values) == (81, {"loss": 80, "val": 80})
+    assert follow(small_segments, log).cut(40, step=80) == (81, Newest({"loss": 80, "val": 80}, step=80, time_ns=80))
 
 
 def test_rows_of_earlier_steps_a_tick_later_were_logged_after_the_checkpoint(small_segments):
@@ -158,4 +158,17 @@ def test_rows_of_earlier_steps_a_tick_later_were_logged_after_the_checkpoint(sma
 def test_without_rows_the_cut_is_at_the_start(small_segments):
     log = Log()
     log.record(records.json_record(records.FACTS, {"note": "x"}))
-    assert follow(small_segments, log).cut(100, 1) == (0, {})
+    assert follow(small_segments, log).cut(100, 1) == (0, Newest())
+
+
+def test_a_cut_is_at_the_checkpoints_step_or_where_the_lowest_rank_had_come_to_beyond_it(small_segments, monkeypatch):
+    for rank, count in ((1, 50), (0, 30)):
+        monkeypatch.setenv("RANK", str(rank))
+        log_with(Log(), count)
+    tracked = Tracked(small_segments)
+    assert [tracked.cut(40, step).step for step in (3, 29, 35)] == [29, 29, 35]  # 3: a file that counts epochs
+    assert tracked.cut(40, 35).ranks == {0, 1}
+
+
+def test_without_rows_a_cut_is_at_the_step_of_the_checkpoint(small_segments):
+    assert Tracked(small_segments).cut(40, step=7).step == 7

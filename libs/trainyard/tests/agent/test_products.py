@@ -3,6 +3,7 @@
 import asyncio
 import json
 import subprocess
+import uuid
 
 import pytest
 from blake3 import blake3
@@ -61,6 +62,53 @@ async def test_a_whole_checkpoint_is_stored_by_node_0_alone(attempt, yard):
         run = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, nodes=2, node=node)
         await run.run()
         assert [version.checkpoint.step for version in await versions(yard, "checkpoint")] == ([] if node else [8, 5])
+
+
+async def steps_of(rank, run):
+    """Those of a rank's stitched series, as often as they are there."""
+    async with run.yard.metrics_stub() as stub:
+        selector = metrics_pb2.SeriesSelector(workspace="default", job_id=run.job_id, names=["loss"])
+        answer = await stub.QuerySeries(metrics_pb2.QuerySeriesRequest(selector=selector))
+    return [step for series in answer.series if series.rank == rank for step in series.step]
+
+
+async def test_after_a_whole_checkpoint_the_series_of_every_node_have_no_gap_and_no_doubled_step(attempt, yard):
+    first = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, env={"DIE_AT": "7"}, nodes=2, node=1)
+    ids = {"job_id": first.job_id, "attempt_id": first.id}
+    await first.run()
+    await attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, env={"DIE_AT": "7"}, nodes=2, **ids).run()
+    again = {"job_id": first.job_id, "attempt_id": str(uuid.uuid4()), "fence": 2}
+    for node in (1, 0):
+        resumed = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, nodes=2, node=node, **again)
+        await resumed.run()
+        assert resumed.output(rank=node) == "starting at 6\n"
+        assert await steps_of(node, resumed) == list(range(10))
+
+
+async def test_of_a_sharded_checkpoint_every_node_names_its_own_writers(attempt, yard):
+    code = (
+        "import os, pathlib; from trainyard import tracker\n"
+        "tracker.log({'loss': 1}, step=1)\n"
+        "draft = pathlib.Path('draft'); draft.mkdir()\n"
+        "(draft / f'zero_pp_rank_{os.environ[\"TRAINYARD_RANK\"]}_states.pt').write_text('a part')\n"
+        "draft.rename('checkpoints/step-1.txt')"
+    )
+    first = attempt(["python-code", code], checkpoints=CHECKPOINTS, nodes=2, node=1)
+    await first.run()
+    ids = {"job_id": first.job_id, "attempt_id": first.id}
+    await attempt(["python-code", code], checkpoints=CHECKPOINTS, nodes=2, **ids).run()
+    [version] = await versions(yard, "checkpoint")
+    assert list(version.checkpoint.cut.values()) == [1, 1]
+    assert not version.checkpoint.HasField("elsewhere")
+
+
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, None), (2, [0])])
+async def test_a_checkpoint_tells_where_other_nodes_end_if_there_are_some(attempt, yard, nodes, ranks):
+    await attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, nodes=nodes).run()
+    checkpoint = (await versions(yard, "checkpoint"))[0].checkpoint
+    assert checkpoint.HasField("elsewhere") == (nodes > 1)
+    if checkpoint.HasField("elsewhere"):
+        assert (checkpoint.elsewhere.step, list(checkpoint.elsewhere.ranks)) == (8, ranks)
 
 
 async def test_tracked_values_arrive_each_once(attempt):

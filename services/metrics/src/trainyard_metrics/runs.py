@@ -16,7 +16,7 @@ from sqlmodel import Session, SQLModel, col, delete, select
 from trainyard_protos.v1 import metrics_pb2 as pb
 
 from trainyard_metrics.domain.params import MAX_KEY, flatten, storable
-from trainyard_metrics.domain.stitch import Attempt, Resume
+from trainyard_metrics.domain.stitch import Attempt, Cut, Elsewhere, Resume
 from trainyard_metrics.settings import Settings
 from trainyard_metrics.tables import FenceRow, ParamRow, RunRow, TagRow
 
@@ -255,4 +255,11 @@ def attempt(row: RunRow) -> Attempt:
     if row.rewind is None:
         return Attempt(row.id, row.fence)
     rewind = pb.Rewind.FromString(row.rewind)
-    return Attempt(row.id, row.fence, Resume(rewind.checkpoint, dict(rewind.cut), rewind.fence))
+    return Attempt(row.id, row.fence, Resume(rewind.checkpoint, _cut(rewind), rewind.fence))
+
+
+def _cut(rewind: pb.Rewind) -> Cut:
+    if not rewind.HasField("elsewhere"):
+        return Cut(dict(rewind.cut))
+    end = rewind.elsewhere
+    return Cut(dict(rewind.cut), Elsewhere(end.step, end.until_ns, tuple(end.ranks)))

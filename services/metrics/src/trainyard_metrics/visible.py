@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainyard_metrics.domain.columns import Columns, Mask
-from trainyard_metrics.domain.stitch import Attempt, Segment, timeline
+from trainyard_metrics.domain.stitch import Attempt, Cut, Elsewhere, Segment, timeline
 from trainyard_metrics.domain.summary import Summary
 from trainyard_metrics.storage.snapshot import Snapshot
 
@@ -69,10 +69,17 @@ def summarise(sources: Iterable[Source], names: Names | None = None) -> Summary:
     return summary
 
 
-def _before(columns: Columns, cut: Mapping[str, int]) -> Mask:
+def _before(columns: Columns, cut: Cut) -> Mask:
     of_agent: Mask = columns.rank == AGENT_RANK
     if not len(columns):
         return of_agent
-    limits = np.array([min(cut.get(writer, 0), _MAX_ROW) for writer in columns.writers], np.int64)
-    before: Mask = columns.row < limits[columns.writer]
-    return of_agent | before
+    limits = np.array([min(cut.positions.get(writer, 0), _MAX_ROW) for writer in columns.writers], np.int64)
+    before: Mask = of_agent | (columns.row < limits[columns.writer])
+    return before if cut.elsewhere is None else before | _before_elsewhere(columns, cut.positions, cut.elsewhere)
+
+
+def _before_elsewhere(columns: Columns, positions: Mapping[str, int], end: Elsewhere) -> Mask:
+    # A '/' is in the id of whatever an agent writes, whose steps are not those of training.
+    unknown = np.array([writer not in positions and "/" not in writer for writer in columns.writers], np.bool_)
+    found: Mask = unknown[columns.writer] & ~np.isin(columns.rank, end.ranks)
+    return found & (columns.step <= end.step) & (columns.time_ns <= end.until_ns)

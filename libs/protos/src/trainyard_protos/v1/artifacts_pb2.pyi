@@ -11,6 +11,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from trainyard_protos.v1 import metrics_pb2 as _metrics_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -407,6 +408,7 @@ class CheckpointInfo(_message.Message):
     KEEP_LAST_FIELD_NUMBER: _builtins.int
     BEST_METRIC_FIELD_NUMBER: _builtins.int
     BEST_MODE_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     keep_last: _builtins.int
     """retention asked for by the job; 0: keep all"""
@@ -415,11 +417,15 @@ class CheckpointInfo(_message.Message):
     """min | max"""
     @_builtins.property
     def cut(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """every writer's log position: writer id -> first sequence number not in it"""
+        """log positions: writer id -> first sequence number not in it"""
 
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """newest values at that point, for "best" rules"""
+
+    @_builtins.property
+    def elsewhere(self) -> _metrics_pb2.Elsewhere:
+        """where writers end that the cut cannot name; unset: it names all"""
 
     def __init__(
         self,
@@ -430,10 +436,11 @@ class CheckpointInfo(_message.Message):
         keep_last: _builtins.int = ...,
         best_metric: _builtins.str = ...,
         best_mode: _builtins.str = ...,
+        elsewhere: _metrics_pb2.Elsewhere | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["elsewhere", b"elsewhere"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_metric", b"best_metric", "best_mode", b"best_mode", "cut", b"cut", "keep_last", b"keep_last", "metrics", b"metrics", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["best_metric", b"best_metric", "best_mode", b"best_mode", "cut", b"cut", "elsewhere", b"elsewhere", "keep_last", b"keep_last", "metrics", b"metrics", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

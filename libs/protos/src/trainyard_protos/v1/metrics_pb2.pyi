@@ -124,6 +124,7 @@ class Rewind(_message.Message):
     CHECKPOINT_FIELD_NUMBER: _builtins.int
     CUT_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
     checkpoint: _builtins.str
     """artifact version id; "" for a fresh start, which hides everything earlier"""
     fence: _builtins.int
@@ -132,20 +133,59 @@ class Rewind(_message.Message):
     def cut(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """writer id -> first hidden sequence number"""
 
+    @_builtins.property
+    def elsewhere(self) -> Global___Elsewhere:
+        """the checkpoint's"""
+
     def __init__(
         self,
         *,
         checkpoint: _builtins.str = ...,
         cut: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         fence: _builtins.int = ...,
+        elsewhere: Global___Elsewhere | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["elsewhere", b"elsewhere"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "cut", b"cut", "fence", b"fence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "cut", b"cut", "elsewhere", b"elsewhere", "fence", b"fence"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Rewind: _TypeAlias = Rewind  # noqa: Y015
+
+@_typing.final
+class Elsewhere(_message.Message):
+    """The cut of a checkpoint that one node stored whole, for trackers on other nodes: that node does not see their logs, and
+    so the cut cannot name them. A row of theirs is in the checkpoint as its step and its time tell.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    UNTIL_NS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """rows of later steps are not in it,"""
+    until_ns: _builtins.int
+    """nor are rows that were logged after this"""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of the storing node: writers of theirs that the cut does not name began later"""
+
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        until_ns: _builtins.int = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranks", b"ranks", "step", b"step", "until_ns", b"until_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Elsewhere: _TypeAlias = Elsewhere  # noqa: Y015
 
 @_typing.final
 class OpenRunRequest(_message.Message):
@@ -200,7 +240,7 @@ class AppendRequest(_message.Message):
     LINES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     writer_id: _builtins.str
-    """one per incarnation of a writing process"""
+    """one per incarnation of a writing process; with a '/' what an agent wrote itself"""
     first_seq: _builtins.int
     """of the first record in the batch"""
     @_builtins.property

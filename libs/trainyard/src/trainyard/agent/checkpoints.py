@@ -9,17 +9,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard_protos.v1 import artifacts_pb2
+from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
 
 from trainyard.agent import courtesy
 from trainyard.agent.candidates import Candidate, Candidates
 from trainyard.agent.formats import changed_ns, is_sharded
 from trainyard.agent.plan import Checkpoints, Plan
 from trainyard.agent.store import Refused, Store
-from trainyard.agent.tracked import Tracked
+from trainyard.agent.tracked import Cut, Tracked
 
 Note = Callable[[str, str], None]
-Cut = Mapping[str, int]
+Positions = Mapping[str, int]
+# Workers of two nodes that train together are apart by less than that, and so are the clocks of the nodes.
+NODES_APART_NS = 10 * 10**9
 
 
 def artifact_name(job_id: str) -> str:
@@ -29,11 +31,11 @@ def artifact_name(job_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A checkpoint that is to be stored, and the cut of this attempt's own writers."""
+    """A checkpoint that is to be stored, and where this node's own writers end in it."""
 
     candidate: Candidate
     info: artifacts_pb2.CheckpointInfo
-    cut: Cut
+    positions: Positions
 
 
 class CheckpointSync:
@@ -54,7 +56,7 @@ class CheckpointSync:
         folder: Path,
         store: Store,
         tracked: Tracked,
-        rows_stored: Callable[[Cut], Awaitable[None]],
+        rows_stored: Callable[[Positions], Awaitable[None]],
         *,
         earlier_cut: dict[str, int],
         workers_run: bool,
@@ -92,7 +94,7 @@ class CheckpointSync:
         self.appeared += 1
         self._heard()
         if self._plan.node > 0 and not is_sharded(candidate.path):
-            return  # whole, so node 0 has the same, and stores it with the cut of the writers that log
+            return  # whole, so node 0 has the same, and stores it
         try:
             # The cut is taken now: what the script logs while the upload waits is not part of this checkpoint.
             self._pending.append(self._waiting(candidate))
@@ -111,16 +113,27 @@ class CheckpointSync:
         self._note("CheckpointNotStored", f"'{candidate.path.name}' was not stored: {words}")
 
     def _waiting(self, candidate: Candidate) -> Waiting:
-        cut, metrics = self._tracked.cut(changed_ns(candidate.signature), candidate.step)
+        cut = self._tracked.cut(changed_ns(candidate.signature), candidate.step)
         info = artifacts_pb2.CheckpointInfo(
             step=candidate.step,
-            cut={**self._earlier_cut, **cut},
-            metrics=metrics,
+            cut={**self._earlier_cut, **cut.positions},
+            metrics=cut.values,
             keep_last=self._wanted.keep_last,
             best_metric=self._wanted.best_metric,
             best_mode=self._wanted.best_mode,
+            elsewhere=self._elsewhere(candidate, cut),
         )
-        return Waiting(candidate, info, cut)
+        return Waiting(candidate, info, cut.positions)
+
+    def _elsewhere(self, candidate: Candidate, cut: Cut) -> metrics_pb2.Elsewhere | None:
+        """Where writers of other nodes end, of whom this one knows nothing; None where each node tells of its own.
+
+        Nodes train in step with each other, so the step tells; the time bounds rows whose steps count something else.
+        """
+        if self._plan.nodes == 1 or is_sharded(candidate.path):
+            return None
+        until_ns = changed_ns(candidate.signature) + NODES_APART_NS
+        return metrics_pb2.Elsewhere(step=cut.step, until_ns=until_ns, ranks=sorted({*self._plan.ranks, *cut.ranks}))
 
     async def run(self) -> None:
         """Uploads until `finish` was called and nothing is pending."""
@@ -176,7 +189,7 @@ class CheckpointSync:
                 idempotency_key=f"{plan.attempt_id}/{name}",
                 producer=self._store.producer,
                 checkpoint=waiting.info,
-                before_commit=lambda: self._rows_stored(waiting.cut),
+                before_commit=lambda: self._rows_stored(waiting.positions),
                 pace=FRUGAL,
             )
         return await upload(
@@ -189,6 +202,6 @@ class CheckpointSync:
             idempotency_key=f"{plan.attempt_id}/{plan.node}/{name}/{version}",
             producer=self._store.producer,
             checkpoint=waiting.info,
-            before_commit=lambda: self._rows_stored(waiting.cut),
+            before_commit=lambda: self._rows_stored(waiting.positions),
             pace=FRUGAL,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,19 +20,44 @@ FILE_CLOCK_TICK_NS = 10_000_000
 
 
 @dataclass(slots=True)
+class Newest:
+    """How far a log is at some place.
+
+    Attributes:
+        values: the newest of every name.
+        step: the highest one; None without any row.
+        time_ns: when the last row was logged; 0 without any.
+    """
+
+    values: dict[str, float] = field(default_factory=dict)
+    step: int | None = None
+    time_ns: int = 0
+
+    def fold(self, stretch: Stretch) -> None:
+        """Goes on to the end of a stretch."""
+        for group in stretch.groups:
+            step, time_ns, row = group.row(-1)
+            self.values.update(zip(group.names, row, strict=True))
+            self.step = step if self.step is None else max(self.step, step)
+            self.time_ns = max(self.time_ns, time_ns)
+
+    def copy(self) -> Newest:
+        """As it is now."""
+        return replace(self, values=dict(self.values))
+
+
+@dataclass(slots=True)
 class _End:
     """Where a segment ends that was read.
 
     Attributes:
         next_row: number of the first row behind it.
-        last_time_ns: when its last row was logged.
-        values: newest values there; they are let go where no cut can be.
+        newest: how far the log is there; its values are let go where no cut can be.
     """
 
     index: int
     next_row: int
-    last_time_ns: int
-    values: dict[str, float] = field(default_factory=dict)
+    newest: Newest
 
 
 class FollowedLog:
@@ -55,10 +80,9 @@ class FollowedLog:
         self.dropped = 0
         self._folder = folder
         self._reader = LogReader(folder, writer, index)
-        self._newest: dict[str, float] = {}
-        self._last_time_ns = 0
+        self._newest = Newest()
         self._present: deque[_End] = deque()  # segments read to their end and not yet removed
-        self._base = _End(index - 1, self._reader.next_row, 0)  # no cut is before it
+        self._base = _End(index - 1, self._reader.next_row, Newest())  # no cut is before it
         self._passed = index - 1
 
     @property
@@ -71,7 +95,7 @@ class FollowedLog:
         found: list[Stretch] = []
         while len(found) < STRETCHES_PER_LOOK and (stretch := self._reader.read()) is not None:
             self._pass_ends()
-            self._last_time_ns = max(self._last_time_ns, fold(self._newest, stretch))
+            self._newest.fold(stretch)
             found.append(stretch)
         self._pass_ends()
         self.dropped = self._reader.dropped()
@@ -80,14 +104,14 @@ class FollowedLog:
     def _pass_ends(self) -> None:
         for index in range(self._passed + 1, self._reader.index):
             first_row = self._reader.header.first_row
-            self._present.append(_End(index, first_row, self._last_time_ns, dict(self._newest)))
+            self._present.append(_End(index, first_row, self._newest.copy()))
             self._passed = index
 
     def give_back(self, before_ns: int) -> None:
         """Removes segments that metrics has and that hold nothing younger than `before_ns`: no cut will need them."""
-        old = [end for end in self._present if end.last_time_ns < before_ns]
+        old = [end for end in self._present if end.newest.time_ns < before_ns]
         for end in old:
-            self._base.values = {}
+            self._base.newest.values = {}
             self._base = end
         while old and old[0].next_row <= self.source.acknowledged:
             index = old.pop(0).index
@@ -95,41 +119,31 @@ class FollowedLog:
             self.source.forget(index)
             segment_path(self._folder, self.source.writer_id, index).unlink(missing_ok=True)
 
-    def cut(self, until_ns: int, step: int) -> tuple[int, dict[str, float]]:
-        """Of a checkpoint of `step` whose file last changed at `until_ns`: the first row not in it, and the newest
-        values there.
+    def cut(self, until_ns: int, step: int) -> tuple[int, Newest]:
+        """Of a checkpoint of `step` whose file last changed at `until_ns`: the first row not in it, and how far the log
+        is there.
 
         That is behind the newest row written before the change, and behind rows right after it of the same step,
         because a script may log a step just after saving it; also behind those of earlier steps within a tick, because
         they were logged before it. Rows that may have been given back are never before it.
         """
-        passed = [end for end in self._present if end.index > self._base.index and end.last_time_ns <= until_ns]
+        passed = [end for end in self._present if end.index > self._base.index and end.newest.time_ns <= until_ns]
         start = passed[-1] if passed else self._base
-        values = dict(start.values)
+        newest = start.newest.copy()
         reader = LogReader(self._folder, self.source.writer_id, start.index + 1)
         while True:
             before = reader.fork()
             stretch = reader.read()
             if stretch is None:
-                return reader.next_row, values
+                return reader.next_row, newest
             beyond = _first_beyond(stretch, until_ns, step)
             if beyond is not None:
                 break
-            fold(values, stretch)
+            newest.fold(stretch)
         position = stretch.first_row + beyond
         while before.next_row < position and (part := before.read(max_rows=position - before.next_row)) is not None:
-            fold(values, part)
-        return position, values
-
-
-def fold(values: dict[str, float], stretch: Stretch) -> int:
-    """Puts the newest values of a stretch over older ones; the time of its newest row, 0 without any."""
-    newest_ns = 0
-    for group in stretch.groups:
-        _, time_ns, row = group.row(-1)
-        values.update(zip(group.names, row, strict=True))
-        newest_ns = max(newest_ns, time_ns)
-    return newest_ns
+            newest.fold(part)
+        return position, newest
 
 
 def _first_beyond(stretch: Stretch, until_ns: int, step: int) -> int | None:

@@ -100,6 +100,11 @@ class Plan:
         return self.node * self.workers_per_node
 
     @property
+    def ranks(self) -> range:
+        """The global ranks of this node."""
+        return range(self.first_rank, self.first_rank + self.workers_per_node)
+
+    @property
     def needs_preparation(self) -> bool:
         """Whether anything has to be fetched or built before the workers can start."""
         resumes = self.checkpoints is not None and self.fence > 1

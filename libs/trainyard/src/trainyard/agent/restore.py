@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
-from trainyard_protos.v1 import artifacts_pb2
+from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
 
 from trainyard.agent.checkpoints import Note, artifact_name
 from trainyard.agent.plan import Plan
@@ -26,6 +26,7 @@ class Restored:
     step: int = -1
     fence: int = 0  # of the attempt that made it
     cut: dict[str, int] = field(default_factory=dict)
+    elsewhere: metrics_pb2.Elsewhere | None = None  # of the cut: None when it names every writer
 
 
 FRESH = Restored()
@@ -91,4 +92,11 @@ async def _fetch(version: artifacts_pb2.Version, folder: Path, store: Store) -> 
         lambda stub: download(stub, version.id, folder, workspace=store.workspace, merge=True, pace=FRUGAL)
     )
     checkpoint = version.checkpoint
-    return Restored(version.id, str(folder / entry), checkpoint.step, version.producer.fence, dict(checkpoint.cut))
+    return Restored(
+        version_id=version.id,
+        path=str(folder / entry),
+        step=checkpoint.step,
+        fence=version.producer.fence,
+        cut=dict(checkpoint.cut),
+        elsewhere=checkpoint.elsewhere if checkpoint.HasField("elsewhere") else None,
+    )

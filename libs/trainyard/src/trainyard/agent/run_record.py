@@ -28,9 +28,12 @@ def describe(plan: Plan, prepared: Prepared | None) -> metrics_pb2.Run:
         context=json.dumps(context(prepared.git if prepared else None)),
     )
     if prepared is not None:
-        run.rewind.checkpoint = prepared.restored.version_id
-        run.rewind.cut.update(prepared.restored.cut)
-        run.rewind.fence = prepared.restored.fence
+        restored = prepared.restored
+        run.rewind.checkpoint = restored.version_id
+        run.rewind.cut.update(restored.cut)
+        run.rewind.fence = restored.fence
+        if restored.elsewhere is not None:
+            run.rewind.elsewhere.CopyFrom(restored.elsewhere)
     return run
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,23 @@ MAX_METRICS = 64
 # A folder that changed less than that before it was read may change again without its time telling.
 CLOCK_TICK_NS = 10**9
 DROPPED = "system/dropped_rows"
+
+
+@dataclass(slots=True)
+class Cut:
+    """Where a checkpoint ends in the logs of a node.
+
+    Attributes:
+        positions: of each writer, the number of the first row that is not in it.
+        values: newest values there.
+        step: the checkpoint's, or the lowest rank's highest one there if that is beyond it: files may count epochs.
+        ranks: whose logs they are.
+    """
+
+    positions: dict[str, int]
+    values: dict[str, float]
+    step: int
+    ranks: set[int]
 
 
 class Tracked:
@@ -85,16 +103,18 @@ class Tracked:
             self.last_heard_s = time.monotonic()
         return new
 
-    def cut(self, until_ns: int, step: int) -> tuple[dict[str, int], dict[str, float]]:
-        """Of a checkpoint: positions (writer id -> number of the first row not in it), and the newest values there."""
+    def cut(self, until_ns: int, step: int) -> Cut:
+        """Of a checkpoint of `step` whose file last changed at `until_ns`."""
         self._find()
-        positions: dict[str, int] = {}
-        values: dict[str, float] = {}
+        cut = Cut({}, {}, step, set())
         # The lowest rank last: where several log the same name, its value counts.
         for log in sorted(self._logs.values(), key=lambda each: -each.source.rank):
-            positions[log.source.writer_id], newest = log.cut(until_ns, step)
-            values.update(newest)
-        return positions, values
+            cut.positions[log.source.writer_id], newest = log.cut(until_ns, step)
+            cut.values.update(newest.values)
+            cut.ranks.add(log.source.rank)
+            if newest.step is not None:
+                cut.step = max(step, newest.step)
+        return cut
 
     def _find(self) -> None:
         """New logs. The folder is read only when it changed: after a long outage it holds thousands of segments."""

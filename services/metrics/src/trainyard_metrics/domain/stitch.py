@@ -8,7 +8,35 @@ on this line is hidden.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """Where trackers end whose logs the node that stored a checkpoint did not see: those of other nodes.
+
+    Attributes:
+        step: the last one in the checkpoint.
+        until_ns: what was logged later is not in it either.
+        ranks: of the storing node, whose writers have positions or began later.
+    """
+
+    step: int
+    until_ns: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which records are in a checkpoint.
+
+    Attributes:
+        positions: of each writer, the number of the first record that is not.
+        elsewhere: which of writers that have no position; None: nothing of theirs.
+    """
+
+    positions: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: Elsewhere | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +44,7 @@ class Resume:
     """How a run began: from a checkpoint, or (checkpoint "") from nothing."""
 
     checkpoint: str
-    cut: Mapping[str, int]
+    cut: Cut
     fence: int = 0  # of the run that made the checkpoint; 0: to be found by the cut's writers
 
 
@@ -35,7 +63,7 @@ class Segment:
 
     run_id: str
     fence: int
-    cut: Mapping[str, int] | None = None
+    cut: Cut | None = None
 
 
 def timeline(attempts: Sequence[Attempt], writers: Callable[[str], Collection[str]]) -> list[Segment]:
@@ -46,7 +74,7 @@ def timeline(attempts: Sequence[Attempt], writers: Callable[[str], Collection[st
     """
     older = sorted(attempts, key=lambda attempt: attempt.fence)
     segments: list[Segment] = []
-    cut: Mapping[str, int] | None = None
+    cut: Cut | None = None
     while older:
         current = older.pop()
         segments.append(Segment(current.run_id, current.fence, cut))
@@ -66,7 +94,7 @@ def _up_to_producer(
     for index in range(len(older) - 1, -1, -1):
         attempt = older[index]
         if attempt.fence == resume.fence or (
-            not resume.fence and not resume.cut.keys().isdisjoint(writers(attempt.run_id))
+            not resume.fence and not resume.cut.positions.keys().isdisjoint(writers(attempt.run_id))
         ):
             return list(older[: index + 1])
     return []
