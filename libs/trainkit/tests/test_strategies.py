@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from trainkit import Callback, Loss, Trainer
 from trainkit.data import Loader
 from trainkit.errors import TrainkitError
 from trainkit.loop.fit import Fit
+from trainkit.module import ManualModule
 
 TOLERANCE = 1e-6
 
@@ -87,16 +89,49 @@ class Large(Net):
 
 
 class Hopeless(Net):
-    """The second process has no room at all in its fourth step."""
+    """The second process has no room at all in its fifth step, the first of a window."""
 
     calls = 0
 
     def training_step(self, batch: list[Tensor]) -> Tensor:
-        self.calls += 1
-        if torch.distributed.get_rank() == 1 and self.calls > 3:
+        self.calls += self.training
+        if torch.distributed.get_rank() == 1 and self.calls > 4:
             raise torch.OutOfMemoryError("no room")
         loss: Tensor = super().training_step(batch)
         return loss
+
+
+class Unevaluated(Net):
+    """The second process has no room for an evaluation."""
+
+    def evaluation_step(self, batch: list[Tensor]) -> Tensor:
+        if torch.distributed.get_rank() == 1:
+            raise torch.OutOfMemoryError("no room")
+        return self.training_step(batch)
+
+
+class Alternating(ManualModule):
+    """Uses one half of itself in a step, and the other half in the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.halves, self.turn = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)]), 0
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        inputs, labels = batch
+        loss = F.cross_entropy(self.halves[self.turn](inputs), labels)
+        self.turn = 1 - self.turn
+        self.updates.backward(loss)
+        self.updates.step()
+        self.updates.zero_grad()
+        return loss
+
+
+BY_HALVES: dict[str, Any] = {"module": Alternating, "accumulate": 1, "evaluate": None}
+
+
+def by_halves(folder: str) -> None:
+    Path(folder, f"found-{os.environ['RANK']}").write_text(json.dumps(weights(trained(strategy="ddp", **BY_HALVES))))
 
 
 class Drifting(Callback):
@@ -111,7 +146,8 @@ def troubled(folder: str) -> None:
     """What goes wrong on one process reaches all of them."""
     found: dict[str, Any] = {"split": weights(trained(Large, strategy="ddp", out_of_memory="split"))}
     for name, options in {
-        "hopeless": {"module": Hopeless, "out_of_memory": "split"},
+        "hopeless": {"module": Hopeless, "out_of_memory": "split", "log_every": "1st"},
+        "unevaluated": {"module": Unevaluated, "out_of_memory": "retry"},
         "drifting": {"callbacks": [Drifting()], "check_sync_every": "1up"},
     }.items():
         try:
@@ -148,7 +184,14 @@ def test_trouble_of_one_process_is_recovered_from_or_told_by_all(tmp_path: Path,
         found = json.loads((tmp_path / f"found-{rank}").read_text())
         assert_close(found["split"], alone)
         assert found["hopeless"].startswith("OutOfMemory: " + ("a step does not fit" if rank else "another process"))
+        assert found["unevaluated"].startswith("OutOfMemory: " + ("a step of an eval" if rank else "another process"))
         assert found["drifting"].startswith("Desynchronized: parameter layers.2.bias differs on rank")
+
+
+def test_what_no_process_used_in_a_step_by_hand_is_left_alone(tmp_path: Path, forks: Any) -> None:
+    forks.succeed(by_halves, tmp_path, processes=2)
+
+    assert_close(json.loads((tmp_path / "found-1").read_text()), weights(trained(**BY_HALVES)))
 
 
 def test_one_process_ends_with_the_bits_of_a_loop_written_by_hand() -> None:

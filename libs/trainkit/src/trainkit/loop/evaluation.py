@@ -57,6 +57,8 @@ def _one(fit: Fit, name: str, feed: Feed, metrics: Mapping[str, Metric]) -> dict
             _update(metrics, output, name)
         for hook in ends:
             hook(fit, name)
+    if fit.recovery is not None:
+        fit.recovery.agree()
     results = _computed(metrics)
     if counted:
         total, weight = mean.over(fit.strategy)

@@ -1,9 +1,10 @@
 """Steps that do not fit into memory: freed, tried again, then, if wanted, cut in halves until they fit.
 
 The gradients of earlier steps of the window are set aside while a step runs, so that a failed attempt leaves nothing
-behind; random numbers start from where they were. Nothing is communicated within a step: gradients meet at the end of
-the window, where every process says whether it got there, so that one that fails for good takes the others with it
-instead of leaving them waiting.
+behind; random numbers start from where they were. Nothing is communicated within an attempt. After every step, and
+after every set of an evaluation, each process says whether it got there, so that one that fails for good takes the
+others with it instead of leaving them waiting, or meeting it with other numbers; gradients meet at the end of the
+window.
 """
 
 from __future__ import annotations
@@ -46,8 +47,23 @@ class Recovery:
         """The mean loss of a batch, whose gradients are added to the window's.
 
         Raises:
-            OutOfMemory: it does not fit the second time; with `split`, not even a single sample.
+            OutOfMemory: it does not fit the second time; with `split`, not even a single sample. Or another process
+                could not do its part.
         """
+        loss = self._step(batch, attempt)
+        self.agree()
+        return loss
+
+    def agree(self) -> None:
+        """Tells the other processes that this one did its part, and waits for them.
+
+        Raises:
+            OutOfMemory: another one could not.
+        """
+        if self._strategy.world_size > 1 and float(self._strategy.sum(torch.zeros(1, device=self._strategy.device))):
+            raise OutOfMemory("another process ran out of memory; its message says where")
+
+    def _step(self, batch: Any, attempt: Attempt) -> Tensor:
         if self._most is not None:
             return self._cut(batch, 1.0, attempt)
         state = random.capture(self._strategy.device)
@@ -62,7 +78,7 @@ class Recovery:
         return loss
 
     def evaluation_step(self, batch: Any) -> Any:
-        """An evaluation's step, which is tried a second time.
+        """An evaluation's step, which is tried a second time. `agree` has to follow when the set is through.
 
         Raises:
             OutOfMemory: it does not fit then either.
@@ -80,18 +96,12 @@ class Recovery:
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
                 raise
+            self._tell()
             raise OutOfMemory(f"a step of an evaluation does not fit into memory: {error}\n{holders()}") from error
 
     def finish_window(self) -> None:
-        """Lets gradients meet.
-
-        Raises:
-            OutOfMemory: another process could not do its part.
-        """
-        if self._strategy.world_size > 1:
-            if float(self._strategy.sum(torch.zeros(1, device=self._strategy.device))):
-                raise OutOfMemory("another process ran out of memory; its message says where")
-            self._strategy.synchronise()
+        """Lets gradients meet."""
+        self._strategy.synchronise()
 
     def _tried(self, batch: Any, share: float, attempt: Attempt) -> Tensor | None:
         aside, loss = self._set_aside(), None
@@ -122,12 +132,16 @@ class Recovery:
         return losses[0].detach() * of_first + losses[1].detach() * of_second
 
     def _give_up(self, problem: str) -> NoReturn:
-        if self._strategy.world_size > 1:
-            self._strategy.sum(torch.ones(1, device=self._strategy.device))
+        self._tell()
         raise OutOfMemory(
             f"{problem}: use smaller batches, a smaller model or shorter samples, recompute activations "
             f"(recompute=[...]), or a strategy that shards (fsdp). Who holds the GPUs here:\n{holders()}"
         )
+
+    def _tell(self) -> None:
+        """Answers the others' `agree`: this process will not get there."""
+        if self._strategy.world_size > 1:
+            self._strategy.sum(torch.ones(1, device=self._strategy.device))
 
     def _set_aside(self) -> list[Tensor | None]:
         parameters = list(self._strategy.module.parameters())

@@ -127,8 +127,10 @@ class DDP(Distributed):
             self.synchronise()
 
     def synchronise(self) -> None:
-        for p in self.module.parameters():
-            if p.requires_grad:
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        users = self.sum(torch.tensor([p.grad is not None for p in trained], dtype=torch.int32, device=self.device))
+        for p, used in zip(trained, users.tolist(), strict=True):
+            if used:  # what no process used has no gradient, as on one process: optimizers leave it alone
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 dist.all_reduce(p.grad)
                 p.grad /= self.world_size
