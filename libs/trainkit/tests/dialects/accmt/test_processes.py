@@ -40,6 +40,10 @@ class Mine(MetricParallel):
 
 
 class OnTwo(Bowl):
+    """Logs in each step; the second process tries the last one twice."""
+
+    failed = False
+
     def training_step(self, batch: Any) -> Tensor:
         import torch.distributed as dist
 
@@ -47,6 +51,9 @@ class OnTwo(Bowl):
         values = {"rank": torch.tensor(rank + 1.0), "plain": rank + 1.0}
         self.log(values, step=self.state.global_step + 1)
         self.log({"total": values["rank"]}, step=self.state.global_step + 1, reduction="sum")
+        if rank == 1 and self.state.is_last_training_batch and not self.failed:
+            self.failed = True
+            raise torch.OutOfMemoryError("CUDA out of memory")
         return super().training_step(batch)
 
     def validation_step(self, key: str, batch: Any) -> Any:

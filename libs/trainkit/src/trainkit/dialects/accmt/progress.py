@@ -49,6 +49,8 @@ class Progress(Hook):
         self._epoch_loss = Mean(torch.device("cpu"))
         self._fit: Fit | None = None
         self._skipped = 0
+        self._within = False
+        self._asked: dict[tuple[str, int, str], Any] = {}
 
     def state_dict(self) -> Mapping[str, Any]:
         assert self._fit is not None
@@ -60,6 +62,7 @@ class Progress(Hook):
         self._state.load_json(state["state"])
         share = [state["loss"], state["rows"]] if self._fit.strategy.is_main else [0.0, 0.0]
         self._epoch_loss.load(torch.tensor(share, dtype=torch.float64))
+        self._skipped = self._fit.state.skipped
 
     def on_fit_start(self, fit: Fit) -> None:
         self._fit, self._module.progress = fit, self
@@ -80,9 +83,10 @@ class Progress(Hook):
         state.train_step = position
         steps = fit.feed.steps(state.epoch)
         state.is_last_training_batch = steps is not None and position + 1 >= steps
-        self._due = self._is_due(fit.state.step + 1)
+        self._due, self._within = self._is_due(fit.state.step + 1), True
 
     def on_step_end(self, fit: Fit, loss: Tensor) -> None:
+        self._give_out()
         state = self._state
         state.global_step, state.is_end_of_epoch = fit.state.step, state.is_last_training_batch
         self._epoch_loss.add(loss, fit.feed.rows(fit.state.position - 1))
@@ -101,6 +105,10 @@ class Progress(Hook):
         state.val_key = name
         steps = fit.evaluated[name].steps(0)
         state.is_last_validation_batch = steps is not None and state.val_step + 1 >= steps
+        self._within = True
+
+    def on_evaluation_step_end(self, fit: Fit, name: str) -> None:
+        self._give_out()
 
     def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
         state = self._state
@@ -129,20 +137,29 @@ class Progress(Hook):
         self._state.finished = True
 
     def log(self, values: Mapping[str, Any], step: int, reduction: str) -> None:
-        """`AcceleratorModule.log`."""
-        assert self._fit is not None
+        """`AcceleratorModule.log`. Within a step it waits for the end of it: one process may try the step again, and
+        its values must not meet those of the others twice."""
         if reduction not in ("mean", "sum"):
             raise InvalidSetup(f"reduction is 'mean' or 'sum', not {reduction!r}")
-        if self._due:
-            self._series.log({name: self._reduced(name, value, reduction) for name, value in values.items()}, step)
+        if not self._due:
+            return
+        self._asked.update({(name, step, reduction): _scalar(name, value) for name, value in values.items()})
+        if not self._within:
+            self._give_out()
 
-    def _reduced(self, name: str, value: Any, reduction: str) -> Any:
+    def _give_out(self) -> None:
+        rows: dict[int, dict[str, Any]] = {}
+        for (name, step, reduction), value in self._asked.items():
+            rows.setdefault(step, {})[name] = self._reduced(value, reduction)
+        self._within, self._asked = False, {}
+        for step, values in rows.items():
+            self._series.log(values, step)
+
+    def _reduced(self, value: Any, reduction: str) -> Any:
         assert self._fit is not None
         if not isinstance(value, Tensor):
             return value
-        if value.numel() != 1:
-            raise InvalidSetup(f"log takes scalars; {name!r} has shape {tuple(value.shape)}")
-        total = self._fit.strategy.sum(value.detach().float().clone())
+        total = self._fit.strategy.sum(value)
         return total / self._fit.strategy.world_size if reduction == "mean" else total
 
     def _is_due(self, step: int) -> bool:
@@ -170,3 +187,12 @@ class Progress(Hook):
         if self._monitor.gpu_utilization and fit.strategy.device.type == "cuda":
             values["gpu_utilization"] = torch.cuda.memory_allocated(fit.strategy.device) / 1e9
         return values
+
+
+def _scalar(name: str, value: Any) -> Any:
+    """What can be added over processes, with nobody else's hands on it."""
+    if not isinstance(value, Tensor):
+        return value
+    if value.numel() != 1:
+        raise InvalidSetup(f"log takes scalars; {name!r} has shape {tuple(value.shape)}")
+    return value.detach().float().clone()
