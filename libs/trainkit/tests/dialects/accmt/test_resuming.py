@@ -113,36 +113,51 @@ def test_a_kill_while_the_only_checkpoint_is_replaced_leaves_the_one_before(tmp_
     assert len(indices(tmp_path / "run" / "checkpoints")) == 1
 
 
-@pytest.mark.spec("AC-062")
-def test_a_run_may_stop_after_any_step_and_ends_with_the_same_bits(tmp_path: Path) -> None:
-    class Last(Noted):
-        optimizer: Any = None
+class Last(Noted):
+    """Keeps the optimizer at hand."""
 
-        def on_after_optimizer_step(self, optimizer: Any) -> None:
-            self.optimizer = optimizer
+    optimizer: Any = None
 
-        def momentum(self) -> Tensor:
-            return next(iter(self.optimizer.state.values()))["momentum_buffer"]
+    def on_after_optimizer_step(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
 
+    def momentum(self) -> Tensor:
+        return next(iter(self.optimizer.state.values()))["momentum_buffer"]
+
+
+def with_all_that_is_kept(place: Path, checkpoint_every: str) -> tuple[Any, Tensor, list[dict[str, Any]]]:
+    """A run with momentum, a schedule, and every step logged: the module, the momentum at the end, and the series."""
     numbers = hps(
         optim_kwargs={"lr": 0.01, "momentum": 0.9},
         scheduler="LinearWithWarmup",
         scheduler_kwargs={"num_warmup_steps": 4},
     )
     options: dict[str, Any] = {"log_every": 1, "multiple_checkpoints": True, "disable_model_saving": True}
-    end = Last()
-    _, whole = fitted(
-        tmp_path / "whole", numbers, module=Ordered(), train=Numbers(), callback=end, checkpoint_every="1st", **options
+    last = Last()
+    _, module = fitted(
+        place, numbers, module=Ordered(), train=Numbers(), callback=last, checkpoint_every=checkpoint_every, **options
     )
-    series = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
-    for step in range(1, 24):
-        place, again = tmp_path / str(step), Last()
-        shutil.copytree(tmp_path / "whole" / "checkpoints" / f"step-{step}", place / "checkpoints" / f"step-{step}")
-        shutil.copy(tmp_path / "whole" / "metrics.jsonl", place)  # also what came after the checkpoint
-        _, rest = fitted(
-            place, numbers, module=Ordered(), train=Numbers(), callback=again, checkpoint_every="epoch", **options
-        )
-        assert rest.seen[0][2] == step and rest.order == whole.order[step * 8 :]
-        assert torch.equal(rest.model.w, whole.model.w) and torch.equal(again.momentum(), end.momentum())
-        found = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-        assert [{**row, "time": 0} for row in found] == [{**row, "time": 0} for row in series]
+    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    return module, last.momentum(), [{**row, "time": 0} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Tensor, list[dict[str, Any]]]:
+    place = tmp_path_factory.mktemp("whole")
+    return place, *with_all_that_is_kept(place, "1st")
+
+
+NEXT_TO_AN_END = (1, 12, 13, 23)
+STEPS = [pytest.param(at, marks=[] if at in NEXT_TO_AN_END else pytest.mark.exhaustive) for at in range(1, 24)]
+
+
+@pytest.mark.spec("AC-062")
+@pytest.mark.parametrize("step", STEPS)
+def test_a_run_may_stop_after_any_step_and_ends_with_the_same_bits(whole: Any, tmp_path: Path, step: int) -> None:
+    place, module, momentum, series = whole
+    shutil.copytree(place / "checkpoints" / f"step-{step}", tmp_path / "checkpoints" / f"step-{step}")
+    shutil.copy(place / "metrics.jsonl", tmp_path)  # also what came after the checkpoint
+    rest, again, found = with_all_that_is_kept(tmp_path, "epoch")
+    assert rest.seen[0][2] == step and rest.order == module.order[step * 8 :]
+    assert torch.equal(rest.model.w, module.model.w) and torch.equal(again, momentum)
+    assert found == series
