@@ -68,25 +68,22 @@ def test_nodes_find_each_other_and_kubectl_logs_shows_what_they_print(
     yard_on_cluster: ClusterYard, client: Client
 ) -> None:
     code = """
-        import torch, torch.distributed as dist, time
+        import torch, torch.distributed as dist
         dist.init_process_group("gloo")
         sum = torch.ones(1)
         dist.all_reduce(sum)
         print("sum", int(sum), "rank", dist.get_rank(), flush=True)
         dist.destroy_process_group()
-        time.sleep(0.5)
         import signal; print("here", flush=True); signal.pause()
     """
     job = client.submit(document(python(code), runtime="torchrun", nodes=2))
-    begun(job)
+    wait_until(lambda: output(job).count("here") == 2, "both nodes to print", WAIT_S)
     assert sorted(line for line in output(job) if line.startswith("sum")) == ["sum 2 rank 0", "sum 2 rank 1"]
     made = yard_on_cluster.get("jobs", **{"job-id": job.id}) + yard_on_cluster.get("services", **{"job-id": job.id})
     assert [each["kind"] for each in made] == ["Job", "Service"]
     for pod in pods(yard_on_cluster, job):
-        printed = yard_on_cluster.cluster.kubectl(
-            "logs", f"--namespace={yard_on_cluster.namespace}", pod["metadata"]["name"]
-        )
-        assert "sum 2 rank" in printed
+        name = pod["metadata"]["name"]
+        wait_until(lambda name=name: "sum 2 rank" in yard_on_cluster.kubectl("logs", name), f"what {name} printed")
     job.cancel()
     assert job.wait(WAIT_S, check=False).reason == "Cancelled"
     yard_on_cluster.assert_nothing_left(job.id)

@@ -81,8 +81,16 @@ def test_pods_and_the_host_reach_each_other(cluster, namespace):
     namespace.wait("condition=Ready", "pod/web")
     for kind, path in (("pod", "{.status.podIP}"), ("service", "{.spec.clusterIP}")):
         address = namespace.kubectl("get", kind, "web", f"--output=jsonpath={path}")
+        wait_until(lambda address=address: answer_of(address) == b"from web\n", f"the {kind}'s answer")
+
+
+def answer_of(address):
+    """What a server in a pod says; nothing while it does not listen yet, which it need not do to count as ready."""
+    try:
         with urllib.request.urlopen(f"http://{address}:8080", timeout=60) as answer:
-            assert answer.read() == b"from web\n"
+            return answer.read()
+    except OSError:
+        return b""
 
 
 def test_a_volume_is_the_same_on_both_nodes(cluster, namespace):

@@ -39,7 +39,8 @@ def test_a_killed_kubelet_leaves_its_pods_alone(cluster_alone, namespace):
     namespace.wait("condition=Ready", "pod/goes-on")
     address = namespace.kubectl("get", "pod", "goes-on", "--output=jsonpath={.status.podIP}")
     cluster_alone.stop_part(node, "kubelet")
-    namespace.apply(pod("asks", f"wget -q -O - http://{address}:8080", cluster_alone.nodes[0]))
+    ask = f"until wget -q -O - http://{address}:8080 2> /dev/null; do sleep 0.2; done"
+    namespace.apply(pod("asks", ask, cluster_alone.nodes[0]))
     assert namespace.printed("asks") == "from goes-on\n"
     cluster_alone.start_node(node)
     restarts = "--output=jsonpath={.status.containerStatuses[0].restartCount} {.status.phase}"

@@ -15,8 +15,16 @@ import pytest
 
 from scripts.testbed.cluster import locks, system
 from scripts.testbed.cluster.cluster import Cluster
+from scripts.testbed.patience import PATIENCE_S
 
 _SWITCH = "TRAINYARD_CLUSTER"
+_PATIENCE_S = 8 * PATIENCE_S
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A test on the cluster may wait for its turn, while others have the cluster alone."""
+    if "cluster" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+        item.add_marker(pytest.mark.timeout(_PATIENCE_S))
 
 
 @pytest.fixture(scope="session")
