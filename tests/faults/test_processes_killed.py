@@ -26,9 +26,9 @@ def next_attempt(training: Training, number: int) -> None:
     training.advance(1)
 
 
-@pytest.mark.parametrize("victims", ["workers", "agents"])
-def test_what_a_killed_process_logged_but_never_sent_is_stored(yard: YardHome, tmp_path, victims):
-    training = Training.start(yard, tmp_path, workers=2)
+@pytest.mark.parametrize(("victims", "nodes"), [("workers", 1), ("agents", 1), ("agents", 2)])
+def test_what_a_killed_process_logged_but_never_sent_is_stored(yard: YardHome, tmp_path, victims, nodes):
+    training = Training.start(yard, tmp_path, nodes=nodes, workers=2 // nodes)
     wait_until(lambda: training.checkpoints(), "a checkpoint")
     yard.kill()  # what is logged from now on cannot be sent
     training.advance(1000)

@@ -29,6 +29,7 @@ spec:
   runtime: torchrun
   command: [python, train.py]
   code: {{path: .}}
+  nodes: {nodes}
   workersPerNode: {workers}
   resources: {{cpu: 100m, memory: 128Mi}}
   env: {{EVIDENCE: {folder}, SEED: "{seed}", PAUSE_S: "{pause_s}"}}
@@ -61,6 +62,7 @@ class Training:
         folder: Path,
         *,
         seed: int = 1,
+        nodes: int = 1,
         workers: int = 2,
         pause_s: float = 0.001,
         name: str = "training",
@@ -70,7 +72,7 @@ class Training:
         code, diaries = folder / f"{name}-code", folder / f"{name}-diaries"
         shutil.copytree(TRAINER, code, ignore=shutil.ignore_patterns("__pycache__"))
         diaries.mkdir()
-        spec = SPEC.format(name=name, workers=workers, folder=diaries, seed=seed, pause_s=pause_s)
+        spec = SPEC.format(name=name, nodes=nodes, workers=workers, folder=diaries, seed=seed, pause_s=pause_s)
         (code / "job.yaml").write_text(spec)
         training = cls(home, "", name, diaries, seed, relay)
         with training.client() as client:
