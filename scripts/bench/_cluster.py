@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,12 +20,13 @@ __all__ = ["REPOSITORY", "bench_cluster", "bench_namespace", "fake_pods"]
 
 @contextlib.contextmanager
 def bench_cluster(fake_nodes: int = 0) -> Iterator[Cluster]:
-    """A cluster that is whole; one that was not up before is taken down again.
+    """A cluster that is whole; one that was not up before is taken down again. SIGTERM leaves nothing on it either.
 
     Args:
         fake_nodes: so many nodes of kwok take pods meanwhile, without their usual taint: a yard counts on machines
             that take any pod.
     """
+    signal.signal(signal.SIGTERM, _end)
     cluster = Cluster()
     with locks.using(cluster.layout), locks.sharing(cluster.layout):
         cluster.up(fake_nodes, for_tests=True)
@@ -33,6 +36,11 @@ def bench_cluster(fake_nodes: int = 0) -> Iterator[Cluster]:
         finally:
             _taint(cluster, fake_nodes, kwok.nodes(1)["items"][0]["spec"]["taints"])
     cluster.down_after_tests()
+
+
+def _end(number: int, _: object) -> None:
+    signal.signal(number, signal.SIG_IGN)  # what is being taken away is taken away whole
+    sys.exit(128 + number)
 
 
 def _taint(cluster: Cluster, count: int, taints: list[dict[str, str]] | None) -> None:
