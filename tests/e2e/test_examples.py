@@ -26,6 +26,27 @@ def test_the_main_job_trains_digits_to_its_accuracy(home, tmp_path):
     home.assert_nothing_left()
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        pytest.param("regression", r"^held-out R2: 0\.[2-5]\d+", id="regression"),
+        pytest.param(
+            "language-model",
+            r"^\[rank 0\] 614400 characters; held-out loss: [12]\.\d+ nats",
+            marks=pytest.mark.exhaustive,
+            id="language model",
+        ),
+        pytest.param("fine-tuning", r"^held-out accuracy: 0\.[6-9]\d+", marks=pytest.mark.exhaustive, id="fine-tuning"),
+    ],
+)
+def test_a_job_on_trainkit_says_what_it_learned(home, tmp_path, name, said):
+    shutil.copytree(REPOSITORY / "examples" / name, tmp_path / name)
+    result = home.run("run", tmp_path / name / "job.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(said, result.stdout, re.MULTILINE), result.stdout
+    home.assert_nothing_left()
+
+
 @pytest.fixture(scope="module")
 def compiler() -> None:
     """DeepSpeed compiles an extension at its first start; ninja comes with the environment."""
