@@ -6,6 +6,7 @@ so each try reads it again. What the agent was told for itself is taken out of t
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import signal
@@ -110,7 +111,9 @@ def _call(pod: Pod) -> launcher_pb2.JoinResponse:
     )
     credentials = grpc.ssl_channel_credentials(pod.ca_file.read_bytes())
     with grpc.secure_channel(pod.endpoint, credentials, options=OPTIONS) as channel:
-        answer: launcher_pb2.JoinResponse = AgentServiceStub(channel).Join(request, timeout=CALL_TIMEOUT_S)
+        asked = AgentServiceStub(channel).Join.future(request, timeout=CALL_TIMEOUT_S)
+        importlib.import_module("trainyard.agent.supervisor")  # the second stage, while the launcher answers
+        answer: launcher_pb2.JoinResponse = asked.result()
     return answer
 
 
