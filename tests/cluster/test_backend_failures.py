@@ -51,7 +51,7 @@ def machines(yard: ClusterYard, job: JobHandle) -> dict[int, str]:
 
 def test_a_machine_that_is_lost_has_its_job_go_on_elsewhere(own_yard: ClusterYard, cluster_alone: Cluster) -> None:
     with own_yard.client() as client:
-        job = client.submit(counting())
+        job = client.submit(counting(pause_s=1))
         at_step(job, 3)
         [lost] = machines(own_yard, job).values()
         cluster_alone.stop_node(lost)
@@ -79,7 +79,7 @@ def test_a_yard_that_is_killed_finds_its_pods_again(own_yard: ClusterYard) -> No
 
 def test_what_ends_while_the_yard_is_away_is_told_when_it_is_back(own_yard: ClusterYard) -> None:
     with own_yard.client() as client:
-        job = client.submit(counting())
+        job = client.submit(counting(pause_s=1))
         at_step(job, 3)
     own_yard.kill()
     own_yard.kubectl("delete", "pods", f"--selector=trainyard.dev/job-id={job.id}", "--wait=true")
