@@ -174,6 +174,7 @@ def test_a_step_that_does_not_fit_is_tried_once_more(tmp_path: Path, monkeypatch
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     options: dict[str, Any] = {"grad_accumulation_steps": 4, "enable_checkpointing": False}
     _, undisturbed = fitted(tmp_path / "whole", **options)
+    assert undisturbed.w == pytest.approx(2 - 2 * 0.8**6)
     noted = Noted()
     made, module = fitted(tmp_path / "once", module=Full(1), callback=noted, **options)
     assert made.state.global_step == 24 and module.w == undisturbed.w
