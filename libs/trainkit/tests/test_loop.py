@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -13,44 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics.aggregation import CatMetric, MeanMetric
-from trainkit import Callback, Trainer
+from trainkit import Callback
 from trainkit.data import Loader
 from trainkit.durations import Cadence, Epochs, Steps, Tokens, duration
-from trainkit.errors import InvalidSetup, InvalidStep, NonFiniteLoss, OutOfMemory
+from trainkit.errors import InvalidSetup, InvalidStep
 from trainkit.loop.fit import Fit
-from trainkit.module import ManualModule
 from trainkit.state import State
-from trainkit.trackers import RunContext, Tracker
 from trainkit.trainer import Totals
 
-
-class Slope(nn.Module):
-    """One weight w at 0; every sample is x=1, y=2 and the loss (w-2)^2. After n updates, w = 2 - 2*0.8^n."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(()))
-
-    def training_step(self, batch: list[Tensor]) -> Any:
-        return ((self.w * batch[0] - 2) ** 2).mean()
-
-    def evaluation_step(self, batch: list[Tensor]) -> dict[str, Any]:
-        return {"loss": self.training_step(batch), "rows": batch[0]}
-
-
-class Written(Tracker):
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, dict[str, float]]] = []
-        self.outcome = ""
-
-    def open(self, context: RunContext) -> None:
-        self.context = context
-
-    def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
-        self.rows.append((step, {name: float(value) for name, value in values.items()}))
-
-    def close(self, outcome: str) -> None:
-        self.outcome = outcome
+from libs.trainkit.tests.slope import Slope, Written, ones, trainer
 
 
 class Recorded(Callback):
@@ -66,21 +35,6 @@ def _note(hook: str) -> Any:
 
 for _hook in (name for name in vars(Callback) if name.startswith("on_")):
     setattr(Recorded, _hook, _note(_hook))
-
-
-def ones(samples: int) -> TensorDataset:
-    return TensorDataset(torch.ones(samples))
-
-
-def trainer(**options: Any) -> Trainer:
-    settings: dict[str, Any] = {
-        "module": Slope(),
-        "optimizer": partial(torch.optim.SGD, lr=0.1),
-        "train": Loader(ones(96), batch_size=8),
-        "max_duration": "2ep",
-        **options,
-    }
-    return Trainer(**settings)
 
 
 def test_plain_training_follows_the_closed_form() -> None:
@@ -277,64 +231,6 @@ def test_a_schedule_steps_once_per_update_or_epoch(per: Any) -> None:
     assert fit.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 ** (6 if per == "update" else 2))
 
 
-class Bursting(Slope):
-    """Gives no number in its third step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def training_step(self, batch: list[Tensor]) -> Tensor:
-        self.calls += 1
-        loss: Tensor = super().training_step(batch)
-        return loss * math.nan if self.calls == 3 else loss
-
-
-def test_a_loss_that_is_no_number_ends_the_run() -> None:
-    with pytest.raises(NonFiniteLoss, match="up to step 5"):
-        trainer(module=Bursting(), log_every="5st").fit()
-
-
-def test_also_when_no_loss_is_logged() -> None:
-    reached: list[int] = []
-
-    class Counting(Callback):
-        def on_epoch_start(self, fit: Fit) -> None:
-            reached.append(fit.state.step)
-
-    with pytest.raises(NonFiniteLoss, match="became nan up to step 12"):
-        trainer(module=Bursting(), log_every=None, callbacks=[Counting()]).fit()
-    assert reached == [0]
-    with pytest.raises(NonFiniteLoss, match="became nan up to step 5"):
-        trainer(module=Bursting(), log_every=None, max_duration="5st").fit()
-
-
-def test_or_its_update_is_left_out() -> None:
-    fit = trainer(module=Bursting(), non_finite="skip").fit()
-
-    assert (fit.state.update, fit.state.skipped) == (24, 1)
-    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**23)
-
-
-def test_fp16_leaves_out_an_update_that_overflows_and_halves_its_scale() -> None:
-    fit = trainer(module=Bursting(), precision="fp16", non_finite="skip").fit()
-
-    assert (fit.state.update, fit.state.skipped) == (24, 1)
-    assert fit.strategy.precision.scaler.get_scale() == 2.0**15
-
-
-def test_bf16_ends_close_to_full_precision() -> None:
-    torch.manual_seed(0)
-    assert trainer(precision="bf16").fit().module.w.item() == pytest.approx(2, abs=0.02)
-
-
-def test_gradients_are_clipped_by_their_norm_and_the_norm_is_told() -> None:
-    fit = trainer(clip_norm=1.0, max_duration="1st").fit()
-
-    assert fit.module.w.item() == pytest.approx(0.1)
-    assert fit.grad_norm == pytest.approx(4.0)
-
-
 def test_a_callback_can_end_the_run_and_it_stays_ended() -> None:
     class Stopping(Callback):
         def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
@@ -441,82 +337,3 @@ def test_a_step_that_returns_no_loss_is_told_what_to_return(output: Any, message
 def test_a_metric_that_gets_nothing_is_named() -> None:
     with pytest.raises(InvalidStep, match="'hits' on 'val'"):
         trainer(evaluate=Loader(ones(8), 8), metrics={"hits": MeanMetric()}).fit()
-
-
-class Twice(ManualModule):
-    """Updates twice in a step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(()))
-
-    def training_step(self, batch: list[Tensor]) -> Tensor:
-        for _ in range(2):
-            loss = ((self.w * batch[0] - 2) ** 2).mean()
-            self.updates.backward(loss)
-            self.updates.step()
-            self.updates.zero_grad()
-        return loss
-
-
-def test_lengths_in_updates_hold_for_steps_that_make_several() -> None:
-    written = Written()
-    fit = trainer(module=Twice(), max_duration="10up", log_every="4up", trackers=[written]).fit()
-
-    assert (fit.state.step, fit.state.update) == (5, 10)
-    assert [step for step, _ in written.rows] == [2, 4]
-    with pytest.raises(InvalidSetup, match="nobody counts its tokens: give log_every in steps"):
-        trainer(module=Twice(), log_every="4tok").fit()
-
-
-class Large(Slope):
-    """Has room for so many samples at once; the first attempt at some step has room for none."""
-
-    def __init__(self, room: int, fails_at: int = -1) -> None:
-        super().__init__()
-        self.room, self.left = room, fails_at
-
-    def training_step(self, batch: list[Tensor]) -> Tensor:
-        loss: Tensor = super().training_step(batch)
-        self.left -= 1
-        if len(batch[0]) > self.room or self.left == 0:
-            loss.backward()  # a failure in the middle of the backward pass leaves gradients behind
-            raise torch.OutOfMemoryError("no room")
-        return loss
-
-
-@pytest.mark.parametrize(("room", "fails_at", "recovered"), [(8, 3, 1), (4, -1, 1), (1, -1, 1)])
-def test_a_step_that_does_not_fit_is_tried_again_and_then_cut(room: int, fails_at: int, recovered: int) -> None:
-    fit = trainer(module=Large(room, fails_at), out_of_memory="split", accumulate=3).fit()
-
-    assert fit.recovery is not None and fit.recovery.recovered == recovered
-    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**8)
-    assert fit.train_loss == pytest.approx(trainer(accumulate=3).fit().train_loss)
-
-
-def test_a_sample_that_does_not_fit_ends_the_run() -> None:
-    with pytest.raises(OutOfMemory, match="single sample"):
-        trainer(module=Large(0), out_of_memory="split").fit()
-
-
-def test_recomputing_and_compiling_change_neither_results_nor_names() -> None:
-    class Deep(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 1))
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            output: Tensor = self.body(inputs)
-            return output
-
-        def training_step(self, batch: list[Tensor]) -> Tensor:
-            return self(batch[0][:, None]).square().mean()
-
-    ends = []
-    for options in ({}, {"recompute": [nn.Sequential]}, {"compile": {"backend": "eager"}}):
-        torch.manual_seed(0)
-        ends.append(trainer(module=Deep(), max_duration="6st", **options).fit().strategy.weights())
-
-    for end in ends[1:]:
-        assert list(end) == list(ends[0])
-        assert all(torch.equal(end[name], ends[0][name]) for name in end)
