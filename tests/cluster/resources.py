@@ -30,6 +30,7 @@ def install(cluster: Cluster) -> None:
     """Gives the cluster the definition of the resource; the same one again changes nothing."""
     cluster.apply(YAML(typ="safe").load(DEFINITION.read_text()))
     cluster.kubectl("wait", "--for=condition=Established", f"crd/{KIND}", f"--timeout={PATIENCE_S}s")
+    cluster.kubectl("get", KIND, "--all-namespaces")  # is put off until its storage is ready, which comes later
 
 
 @contextmanager

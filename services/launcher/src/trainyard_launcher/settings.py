@@ -76,6 +76,9 @@ class Settings(ClusterSettings):
     """CPU and memory limits through cgroups, where they are writable."""
     agent_cpu: float = Field(default=0.5, ge=0)
     """The agent's own share of a node's limit, in cores."""
+    agent_cpu_limit: float = Field(default=1, ge=0)
+    """On a cluster, cores by which a pod's limit is above its workers' share, at least `agent_cpu`: held to its share
+    alone an agent takes a second to start."""
     agent_memory: int = Field(default=256 * 1024 * 1024, ge=0)
     """The agent's own share of a node's limit, in bytes."""
     sweep_timeout_s: float = Field(default=10, gt=0)

@@ -180,7 +180,7 @@ def _agent_container(settings: Settings) -> Object:
         "imagePullPolicy": settings.kubernetes_pull_policy,
         "args": ["/target"],
         "securityContext": _unprivileged() | {"readOnlyRootFilesystem": True},
-        "resources": _resources(settings.agent_cpu, settings.agent_memory, limited=settings.enforce_limits),
+        "resources": _resources(0, settings.agent_memory, settings),
         "volumeMounts": [{"name": AGENT_VOLUME, "mountPath": "/target"}],
     }
 
@@ -232,11 +232,8 @@ def _environment(launch: Launch, spec: Spec, endpoint: str) -> list[Object]:
 
 def _worker_resources(launch: Launch, settings: Settings) -> Object:
     per_worker, workers = launch.per_worker, launch.facts.workers_per_node
-    asked = _resources(
-        per_worker.cpu * workers + settings.agent_cpu,
-        per_worker.memory_bytes * workers + settings.agent_memory,
-        limited=settings.enforce_limits,
-    )
+    memory_bytes = per_worker.memory_bytes * workers + settings.agent_memory
+    asked = _resources(per_worker.cpu * workers, memory_bytes, settings)
     if per_worker.gpu:
         gpus = {settings.kubernetes_gpu_resource: per_worker.gpu * workers}
         asked["requests"] |= gpus
@@ -244,9 +241,16 @@ def _worker_resources(launch: Launch, settings: Settings) -> Object:
     return asked
 
 
-def _resources(cpu: float, memory_bytes: int, *, limited: bool) -> Object:
-    amount = {"cpu": f"{math.ceil(cpu * 1000)}m", "memory": str(memory_bytes)}
-    return {"requests": dict(amount)} | ({"limits": dict(amount)} if limited else {})
+def _resources(workers_cpu: float, memory_bytes: int, settings: Settings) -> Object:
+    """What a container asks for and may take: the workers' and the agent's."""
+
+    def amount(agent_cpu: float) -> Object:
+        return {"cpu": f"{math.ceil((workers_cpu + agent_cpu) * 1000)}m", "memory": str(memory_bytes)}
+
+    asked = {"requests": amount(settings.agent_cpu)}
+    if settings.enforce_limits:
+        asked["limits"] = amount(max(settings.agent_cpu, settings.agent_cpu_limit))
+    return asked
 
 
 def _unprivileged() -> Object:
