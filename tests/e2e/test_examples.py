@@ -7,7 +7,9 @@ import subprocess
 
 import pytest
 
+from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import REPOSITORY, wait_until
+from tests.jobs import output
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,51 @@ def test_the_main_job_trains_digits_to_its_accuracy(home, tmp_path):
     assert accuracy and float(accuracy[1]) >= 0.97
     assert "[rank 1]" in result.stdout
     home.assert_nothing_left()
+
+
+GATED = """
+import os, time
+from with_trainkit import parse, trainer
+from trainkit import Callback
+
+class Gate(Callback):
+    def on_epoch_done(self, fit):
+        while fit.state.epoch == 4 and "TRAINYARD_RESUME_FROM" not in os.environ:
+            time.sleep(0.1)  # until it is killed
+
+ready = trainer(parse())
+ready.callbacks = [*ready.callbacks, Gate()]
+fit = ready.fit()
+if fit.strategy.is_main:
+    print(f"resumed at {fit.resumed_step}, accuracy: {fit.results['val/accuracy']:.4f}")
+"""
+
+
+def test_digits_on_trainkit_resume_on_two_nodes_that_share_no_disk(yard, tmp_path):
+    folder = shutil.copytree(REPOSITORY / "examples" / "digits", tmp_path / "digits")
+    (folder / "gated.py").write_text(GATED)
+    spec = (folder / "job-trainkit.yaml").read_text()
+    gated = spec.replace('with_trainkit.py, --epochs, "20"', 'gated.py, --epochs, "10"')
+    assert gated != spec
+    (folder / "job.yaml").write_text(gated)
+    with yard.client() as client:
+        job = client.submit(folder / "job.yaml")
+        wait_until(
+            lambda: any(
+                version.checkpoint.step == 4 * 23 for version in client.versions(kind="checkpoint", job=job.id)
+            ),
+            "the checkpoint of both nodes after four epochs",
+        )
+        yard.workers("gated.py")[0].kill()
+        ended = job.wait(PATIENCE_S)
+
+        assert [attempt.exit.reason for attempt in ended.attempts] == ["WorkerFailed", "Completed"]
+        [said] = [line for line in output(job) if "accuracy" in line]
+        found = re.fullmatch(r"resumed at 92, accuracy: (0\.\d+)", said)
+        assert found and float(found[1]) >= 0.97
+        assert list(job.metrics("val/accuracy")["val/accuracy"].step) == [23 * epoch for epoch in range(1, 11)]
+        [model] = client.versions(job=job.id, kind="output")
+        assert model.name == "digits-trainkit-model"
 
 
 @pytest.mark.parametrize(

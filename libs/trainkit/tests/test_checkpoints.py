@@ -85,6 +85,12 @@ def several(folder: str, **options: Any) -> None:
     (place / f"weight-{fit.strategy.rank}").write_text(json.dumps(whole.tolist()))
 
 
+def on_disks_of_their_own(folder: str, **options: Any) -> None:
+    rank = os.environ["RANK"]
+    fit = trainer(Path(folder) / f"node-{rank}", strategy="fsdp", **options).fit()
+    (Path(folder) / f"resumed-{rank}").write_text(str(fit.resumed_step))
+
+
 def several_asked(folder: str) -> None:
     try:
         trainer(Path(folder) / "checkpoints", strategy="ddp", callbacks=[Asked(5)], max_duration="1000st").fit()
@@ -92,6 +98,23 @@ def several_asked(folder: str) -> None:
         print(end)
         return
     raise AssertionError("it went on")
+
+
+def test_machines_without_a_common_folder_have_a_part_each_of_the_checkpoints_that_are_kept(
+    tmp_path: Path, forks: Any
+) -> None:
+    forks.succeed(on_disks_of_their_own, tmp_path, processes=2)
+
+    first, second = tmp_path / "node-0", tmp_path / "node-1"
+    assert folder.steps(first) == folder.steps(second) == [6, 8, 10]
+    assert not [path for place in (first, second) for path in place.glob(".*")]
+    with pytest.raises(DamagedCheckpoint, match=r"rank-00001\.\w+ is missing"):
+        folder.verify(first / "step-10")
+    for path in list(first.glob("step-*/*")) + list(second.glob("step-*/*")):  # as the yard puts them back
+        for place in (first, second):
+            (place / path.parent.name / path.name).write_bytes(path.read_bytes())
+    forks.succeed(on_disks_of_their_own, tmp_path, processes=2, max_duration="12st")
+    assert [(tmp_path / f"resumed-{rank}").read_text() for rank in range(2)] == ["10", "10"]
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:

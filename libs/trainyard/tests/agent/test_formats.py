@@ -68,6 +68,19 @@ def test_a_folder_of_one_process_is_not_sharded(tmp_path):
     assert not is_sharded(tmp_path / "step-1")
 
 
+def test_a_checkpoint_of_trainkit_is_sharded_where_files_of_other_processes_are_elsewhere(tmp_path):
+    first, second = tmp_path / "step-1", tmp_path / "other" / "step-1"
+    for rank, folder in enumerate((first, second)):
+        folder.mkdir(parents=True)
+        (folder / f"rank-0000{rank}.safetensors").write_bytes(b"x")
+    assert is_sharded(second) and is_sharded(first)
+    files = [{"name": f"rank-0000{rank}.safetensors"} for rank in range(2)]
+    (first / "manifest.json").write_text(json.dumps({"files": files}))
+    assert is_sharded(first)
+    (first / "rank-00001.safetensors").write_bytes(b"x")
+    assert not is_sharded(first)
+
+
 @pytest.mark.parametrize(
     ("pattern", "name", "step"),
     [

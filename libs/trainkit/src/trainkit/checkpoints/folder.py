@@ -58,6 +58,29 @@ def commit(folder: Path, manifest: Manifest) -> Path:
     return final
 
 
+def commit_part(folder: Path, step: int, kept: Sequence[int]) -> None:
+    """Gives the part that this machine has of a checkpoint its name, once the first process has committed.
+
+    Does nothing where the first process sees this folder too, or another process of this machine was quicker. A part
+    is no checkpoint to go on from; a yard joins it with the others.
+
+    Args:
+        kept: the steps that the first process keeps.
+    """
+    mine = folder / f".draft-step-{step}-part"
+    try:
+        draft(folder, step).rename(mine)  # one process alone can do that
+    except FileNotFoundError:
+        return
+    final = folder / f"step-{step}"
+    if final.exists():
+        discard(final)
+    mine.rename(final)
+    sync_folder(folder)
+    for other in set(steps(folder)) - set(kept):
+        discard(folder / f"step-{other}")
+
+
 def steps(folder: Path) -> list[int]:
     """The steps that have a checkpoint, in order."""
     if not folder.is_dir():

@@ -32,7 +32,7 @@ class Saver:
     """Saves the checkpoints of one process.
 
     Args:
-        folder: the same for all processes.
+        folder: the same for all processes; machines may each have their own of that name.
         before_commit: called on the first process when everything is durable and before the checkpoint counts.
     """
 
@@ -151,7 +151,10 @@ class Saver:
             self._commit(
                 at, snapshot, shared, index_of(metadata, plans), [file for files in everyones for file in files]
             )
-        self._gathered(None)  # nobody goes on to the next one, or ends, before this one counts
+        # Nobody goes on to the next one, or ends, before this one counts.
+        kept = self._gathered(folders.steps(self.folder) if self._rank == 0 else None)[0]
+        if self._rank > 0:
+            folders.commit_part(self.folder, snapshot.step, kept)
         return self.folder / f"step-{snapshot.step}"
 
     def _commit(self, at: Path, snapshot: Snapshot, shared: Any, index: dict[str, Any], files: list[Stored]) -> None:

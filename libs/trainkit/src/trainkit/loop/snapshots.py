@@ -68,7 +68,7 @@ def _own(fit: Fit) -> dict[str, Any]:
 
 
 def source(strategy: Strategy, policy: Checkpoints, folder: Path) -> Path | None:
-    """The checkpoint to go on from; the same on every process. Only the first one looks.
+    """The checkpoint to go on from; the same one on every process. Only the first one looks.
 
     Raises:
         CheckpointError: the policy wants one and there is none, or wants none and there is one.
@@ -84,7 +84,13 @@ def source(strategy: Strategy, policy: Checkpoints, folder: Path) -> Path | None
     path_text, problem = strategy.gather(found)[0]
     if problem is not None:
         raise CheckpointError(problem)
-    return Path(path_text) if path_text is not None else None
+    return _own_copy(Path(path_text)) if path_text is not None else None
+
+
+def _own_copy(path: Path) -> Path:
+    """Of a checkpoint that the yard has put back, every machine has one."""
+    given = os.environ.get("TRAINYARD_RESUME_FROM")
+    return Path(given) if given and Path(given).name == path.name else path
 
 
 def _chosen(policy: Checkpoints, folder: Path) -> Path | None:

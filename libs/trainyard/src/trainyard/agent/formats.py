@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import struct
 from pathlib import Path
 
@@ -48,10 +49,24 @@ def is_whole(entry: Path) -> bool:
 
 
 def is_sharded(entry: Path) -> bool:
-    """Whether every node writes a part of it (torch.distributed.checkpoint, DeepSpeed), or one node all of it."""
-    return entry.is_dir() and any(
-        path.name.endswith(".distcp") or "zero_pp_rank_" in path.name for path in _files(entry)
-    )
+    """Whether every node writes a part of it (torch.distributed.checkpoint, DeepSpeed, trainkit), or one all of it."""
+    if not entry.is_dir():
+        return False
+    names = {path.name for path in _files(entry)}
+    return any(name.endswith(".distcp") or "zero_pp_rank_" in name for name in names) or _lacks_ranks(entry, names)
+
+
+def _lacks_ranks(entry: Path, names: set[str]) -> bool:
+    """Whether it is of trainkit, and files of other processes are elsewhere. On a disk that all see it is whole."""
+    if not any(re.fullmatch(r"rank-\d+\.safetensors", name) for name in names):
+        return False
+    try:
+        files = json.loads((entry / "manifest.json").read_text())["files"]
+        return any(file["name"] not in names for file in files)
+    except FileNotFoundError:
+        return True
+    except (ValueError, KeyError, TypeError):
+        return False  # another's files
 
 
 def _files(entry: Path) -> list[Path]:
