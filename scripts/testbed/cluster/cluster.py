@@ -167,10 +167,15 @@ class Cluster:
         client = Client(self.layout)
         processes.wait_for(lambda: client.find(path) is not None, f"service account of {namespace}")
 
-    def load_image(self, archive: Path) -> None:
-        """Gives every node the images of an archive, of Docker's or of the OCI's form; raises processes.Failed."""
+    def load_image(self, archive: Path, *nodes: str) -> None:
+        """Gives nodes, all without names, the images of a Docker or OCI archive; raises processes.Failed."""
+        for name in nodes or self.nodes:
+            self._nodes[name].load_image(archive)
+
+    def remove_image(self, name: str) -> None:
+        """Takes an image from all nodes, with what only it needs once no pod uses it; raises processes.Failed."""
         for item in self._nodes.values():
-            item.load_image(archive)
+            item.remove_image(name)
 
     def images(self) -> dict[str, list[str]]:
         """The names of the images that each node has; raises processes.Failed."""
@@ -188,6 +193,15 @@ class Cluster:
     def stop_part(self, machine_name: str, part: str) -> None:
         """Kills one process, such as the kubelet of `node-1`, whose pods then go on without it."""
         self._machine(machine_name).stop(part)
+
+    def restart_kubelet(self, name: str, **settings: Any) -> None:
+        """Kills a node's kubelet and starts it again, whose pods go on meanwhile; raises processes.Failed.
+
+        Args:
+            settings: of the kubelet from now on, in the place of those that it has here, such as `evictionHard`.
+        """
+        self._nodes[name].stop(node.KUBELET)
+        self._nodes[name].join(**settings)
 
     def stop_api(self) -> None:
         """Kills the API server; etcd, the nodes and the pods go on."""

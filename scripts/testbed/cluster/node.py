@@ -51,15 +51,19 @@ class Node(Machine):
         path = f"{program.parent}:/usr/sbin:/usr/bin:/sbin:/bin"
         self.start(CONTAINERD, [str(program), "--config", str(file), "--log-level=warn"], {"PATH": path})
 
-    def join(self) -> None:
-        """Starts the kubelet, when the API server serves, and returns when the node is Ready; raises Failed."""
+    def join(self, **settings: Any) -> None:
+        """Starts the kubelet, when the API server serves, and returns when the node is Ready; raises Failed.
+
+        Args:
+            settings: of the kubelet, in the place of those that it has here; of no account for one that runs.
+        """
         began = datetime.now(UTC)
-        spoke_after = began if self._start_kubelet() else None
+        spoke_after = began if self._start_kubelet(settings) else None
         self.wait_ready(KUBELET, lambda: self._is_ready(spoke_after))
 
-    def _start_kubelet(self) -> bool:
+    def _start_kubelet(self, settings: dict[str, Any]) -> bool:
         file, resolver = self.folder / "kubelet.json", self.folder / "resolv.conf"
-        file.write_text(json.dumps(self._kubelet(resolver), indent=1))
+        file.write_text(json.dumps(self._kubelet(resolver) | settings, indent=1))
         resolver.write_text("")
         command = [
             str(binaries.kubernetes.program(KUBELET)),
@@ -87,6 +91,11 @@ class Node(Machine):
     def load_image(self, archive: Path) -> None:
         """Takes the images of an archive, of Docker's or of the OCI's form; raises Failed."""
         self.run(self._ctr("images", "import", "--local", str(archive)))
+
+    def remove_image(self, name: str) -> None:
+        """Forgets an image, with what only it needs once no pod uses it, or does nothing; raises Failed."""
+        if name in self.images():
+            self.run(self._ctr("images", "remove", "--sync", name))
 
     def images(self) -> list[str]:
         """The names of the images that it has; raises Failed."""

@@ -332,6 +332,8 @@ def test_an_image_that_can_never_be_had_is_not_waited_for() -> None:
             "Evicted",
         ),
         ({"phase": "Failed", "reason": "OutOfcpu", "message": "Node didn't have enough resource"}, "Evicted"),
+        # of one that ran until its kubelet was started again
+        (terminated(exitCode=1) | {"phase": "Failed", "reason": "OutOfmemory"}, "Evicted"),
         (terminated(exitCode=128, reason="StartError", message="exec: no such file"), "StartFailed"),
     ],
 )

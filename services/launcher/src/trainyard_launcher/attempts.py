@@ -177,11 +177,16 @@ class Attempt:
         taken = (node.index for node in self.nodes if node.exit is not None and node.exit.reason in _TAKEN_AWAY)
         return next(taken, self.first_failure)
 
-    def explained(self, exit: common_pb2.Exit, cause: common_pb2.Exit | None) -> common_pb2.Exit:
+    def explained(
+        self, index: int, exit: common_pb2.Exit, cause: common_pb2.Exit | None, *, presumed: bool = False
+    ) -> common_pb2.Exit:
         """A record that says no more than that the node was told to stop, by nobody of ours: the backend knows why.
 
-        Peers are stopped because of such a node: that is no wish of ours that it should end.
+        Peers are stopped because of such a node: that is no wish of ours that it should end. A cause that is only
+        presumed explains nothing but the first failure.
         """
+        if presumed and self.first_failure not in (None, index):
+            return exit
         if cause is not None and exit.reason == STOPPED and self.stop_reason in ("", "PeerFailed"):
             exit.reason, exit.message = cause.reason, cause.message
         return exit
@@ -192,7 +197,7 @@ class Attempt:
         """Why a node ended whose agent left no exit record."""
         node = self.nodes[index]
         if node.told is not None:
-            return self.explained(node.told, cause)
+            return self.explained(index, node.told, cause)
         exit = common_pb2.Exit(
             node=index, last_lines=last_lines, resumed_from=node.resumed_from, progressed=node.progressed
         )

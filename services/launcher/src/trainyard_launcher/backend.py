@@ -59,7 +59,8 @@ class NodeEnd:
     """A node that is over: its exit record, or None when its agent left none.
 
     `cause` is what the backend itself knows of the end, for instance that the pod was evicted: it explains an agent
-    that left no record, or one that says no more than that it was told to stop.
+    that left no record, or one that says no more than that it was told to stop. With `presumed` it is what the backend
+    takes for the cause of an end that nobody here asked for.
     """
 
     attempt_id: str
@@ -67,6 +68,7 @@ class NodeEnd:
     exit: common_pb2.Exit | None
     out_of_memory: bool = False
     cause: common_pb2.Exit | None = None
+    presumed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -226,7 +226,7 @@ class Supervisor:
             return
         if end.exit is not None:
             exit = _with_memory(end.exit, end.out_of_memory)
-            self._node_over(attempt, end.node, attempt.explained(exit, end.cause))
+            self._node_over(attempt, end.node, attempt.explained(end.node, exit, end.cause, presumed=end.presumed))
         else:
             self._background.run(self._ended_without_record(attempt, end), f"end {end.attempt_id}")
 

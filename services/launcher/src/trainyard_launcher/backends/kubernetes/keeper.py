@@ -261,10 +261,12 @@ def _end(attempt: Attempt, node: Node, cause: common_pb2.Exit | None) -> NodeEnd
     known = node.verdict or cause or (pod.cause if pod else None)
     if known is not None and known.reason == "PodDeleted" and node.asked:
         known = None
+    presumed = known is None and not node.asked
     return NodeEnd(
         attempt.facts.attempt_id,
         node.index,
         pod.record if pod and node.verdict is None else None,
         out_of_memory=pod.out_of_memory if pod else False,
-        cause=known,
+        cause=pods.told_to_end(pod) if presumed and pod else known,
+        presumed=presumed,
     )

@@ -117,6 +117,17 @@ def deleted() -> common_pb2.Exit:
     )
 
 
+def told_to_end(pod: Pod) -> common_pb2.Exit | None:
+    """Why a node ended whose agent was told to by nobody that the cluster knows of; None when it was not told to."""
+    if pod.record is None or pod.record.reason != "Stopped":
+        return None
+    return common_pb2.Exit(
+        reason="Evicted",
+        message=f"something on machine {pod.machine} told its container to end (SIGTERM), and the cluster does not say "
+        f"why: the machine may be going down; see: kubectl describe node {pod.machine}",
+    )
+
+
 def lost(machine: str) -> common_pb2.Exit:
     """Why a node ended whose machine is gone."""
     return common_pb2.Exit(
@@ -215,16 +226,15 @@ def _cause(metadata: Object, status: Object, end: Object, agent_image: str) -> c
         return common_pb2.Exit(
             reason="OutOfMemory", message="the node used more memory than its limit: raise spec.resources.memory"
         )
+    if status.get("phase") == "Failed" and status.get("reason"):
+        # The node's kubelet did not admit it, or no more after a restart: OutOfcpu, NodeAffinity, Terminated, ...
+        did = "ended" if end else "refused"
+        return common_pb2.Exit(
+            reason="Evicted", message=f"its node {did} it: {status['reason']}: {_short(status.get('message', ''))}"
+        )
     if "deletionTimestamp" in metadata:
         return deleted()
-    if (failed := _failed_start(status, end, agent_image)) is not None:
-        return failed
-    if status.get("phase") == "Failed" and not end and status.get("reason"):
-        # The node's kubelet did not admit it: OutOfcpu, NodeAffinity, UnexpectedAdmissionError, ...
-        return common_pb2.Exit(
-            reason="Evicted", message=f"its node refused it: {status['reason']}: {_short(status.get('message', ''))}"
-        )
-    return None
+    return _failed_start(status, end, agent_image)
 
 
 def _is_disruption(condition: Object) -> bool:
