@@ -130,6 +130,7 @@ async def test_a_lease_is_renewed_without_a_word(yard: Yard, clock: Clock) -> No
 
 
 async def test_a_job_is_forgotten_after_its_ttl_and_its_launcher_is_told(yard: Yard, clock: Clock) -> None:
+    """In words that launchers of the first version know: they take no other arguments."""
     job = await yard.ended((await yard.submit(document(ttl="30m"))).id, COMPLETED)
     kept = await yard.ended((await yard.submit()).id, COMPLETED)
     yard.move(clock, 1800)
@@ -138,7 +139,6 @@ async def test_a_job_is_forgotten_after_its_ttl_and_its_launcher_is_told(yard: Y
         "task": "trainyard.forget",
         "job_id": job.id,
         "attempt_ids": [job.attempt_id],
-        "workspace": job.workspace,
     }
     with pytest.raises(grpc.aio.AioRpcError) as gone:
         await yard.job(job.id)

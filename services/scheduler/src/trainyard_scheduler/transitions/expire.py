@@ -19,6 +19,7 @@ from trainyard_scheduler.transitions.admit import announce
 from trainyard_scheduler.transitions.finish import finish
 from trainyard_scheduler.transitions.steps import ask_to_stop, close_attempt, end_job, send_stop
 
+_DEFAULT_WORKSPACE = "default"
 _STOPPABLE = (JobState.STARTING, JobState.RUNNING)
 
 
@@ -107,4 +108,6 @@ def _tell_launchers(tx: Transaction, workspaces: Mapping[str, str]) -> None:
     for pool, job_id, attempt_id in rows:
         attempts[pool, job_id].append(attempt_id)
     for (pool, job_id), attempt_ids in attempts.items():
-        tx.send(stop_queue(pool), FORGET, job_id=job_id, attempt_ids=attempt_ids, workspace=workspaces[job_id])
+        # Launchers of earlier versions, which may be there during an upgrade, know the default workspace alone.
+        more = {} if workspaces[job_id] == _DEFAULT_WORKSPACE else {"workspace": workspaces[job_id]}
+        tx.send(stop_queue(pool), FORGET, job_id=job_id, attempt_ids=attempt_ids, **more)
