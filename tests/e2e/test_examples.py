@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -71,6 +72,18 @@ def test_digits_on_trainkit_resume_on_two_nodes_that_share_no_disk(yard, tmp_pat
         assert list(job.metrics("val/accuracy")["val/accuracy"].step) == [23 * epoch for epoch in range(1, 11)]
         [model] = client.versions(job=job.id, kind="output")
         assert model.name == "digits-trainkit-model"
+
+
+@pytest.mark.exhaustive
+def test_a_search_on_digits_runs_each_trial_as_a_job(yard, tmp_path):
+    folder = shutil.copytree(REPOSITORY / "examples" / "digits", tmp_path / "digits")
+    command = [sys.executable, "search.py", "--trials", "3", "--epochs", "4"]
+    result = subprocess.run(command, cwd=folder, env=yard.environ, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    found = re.match(r"accuracy: (0\.\d+) with lr=", result.stdout)
+    assert found and float(found[1]) >= 0.9
+    with yard.client() as client:
+        assert {job.name for job in client.list(labels={"search": "digits"})} == {f"digits-trial-{n}" for n in range(3)}
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Hyperparameter search: samplers and pruners of Optuna, trials run by a `Runner`.
 
-A study is a file: a search that was killed goes on where it was. What a trial is, is up to its runner: here a run in
-this process; on a yard it will be a job.
+A study is a file: a search that was killed goes on where it was. What a trial is, is up to its runner: a run in this
+process (`in_process`), a job of a yard (`Jobs`), or any function.
 """
 
 from __future__ import annotations
