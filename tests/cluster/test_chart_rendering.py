@@ -128,7 +128,7 @@ def test_the_launcher_may_do_what_the_guide_says_and_no_more() -> None:
         "pods/log": {"get"},
         "pods/exec": {"create", "get"},
         "services": {"create", "list", "watch"},
-        "networkpolicies": {"create"},
+        "networkpolicies": {"create", "list", "watch"},
         "events": {"list", "watch"},
     }
     assert allowed("kube-node-lease") == {"leases": {"get"}}

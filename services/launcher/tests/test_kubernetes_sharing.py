@@ -195,6 +195,18 @@ async def test_a_service_that_somebody_deletes_is_made_again_at_once(
     await until(lambda: server.asked.count(("POST", SERVICES)) == 2)
 
 
+async def test_a_policy_that_somebody_deletes_is_made_again_at_once(server: ApiServer, tmp_path: Path) -> None:
+    made = job(facts(1, nodes=2))
+    gone = {"metadata": made["metadata"] | {"resourceVersion": "2"}}
+    server.say("POST", SERVICES, (201, {}))
+    server.say("POST", POLICIES, (201, {}))
+    server.list(POLICIES)
+    server.tell(POLICIES, {"type": "DELETED", "object": gone})
+    async with talking_to(server, tmp_path, kubernetes_network_policies=True) as backend:
+        await opened(server, backend, [made], [pod(made, 0), pod(made, 1)])
+        await until(lambda: server.asked.count(("POST", POLICIES)) == 2)
+
+
 async def test_nodes_are_let_to_each_other_before_they_find_each_other(server: ApiServer, tmp_path: Path) -> None:
     made = job(facts(1, nodes=2))
     server.say("POST", JOBS, (201, made))

@@ -1,7 +1,7 @@
-"""The headless Services by which the nodes of an attempt find each other.
+"""The headless Services by which the nodes of an attempt find each other, and the policies that let them.
 
-A Service is made with its Job and goes with it. One that somebody deletes meanwhile is made again at once: nodes that
-look for rank 0 later, or again, would not find it.
+Both are made with their Job and go with it. What somebody deletes of them meanwhile is made again at once: nodes that
+look for rank 0 later, or again, would not find it, or not be let in.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ class Services:
         self._path = f"/api/v1/namespaces/{settings.kubernetes_namespace}/services"
         self._policies = f"/apis/networking.k8s.io/v1/namespaces/{settings.kubernetes_namespace}/networkpolicies"
         ours = names.selector(settings.pool)
-        self._mirror = Mirror(api, self._path, _name, self._changed, labelSelector=ours)
+        watched = [self._path] + ([self._policies] if settings.kubernetes_network_policies else [])
+        self._mirrors = [Mirror(api, path, _name, self._changed, labelSelector=ours) for path in watched]
 
     def watch(self) -> None:
         """Begins to watch. Nothing has to wait for it."""
-        self._background.run(self._mirror.run(), "watch")
+        for mirror in self._mirrors:
+            self._background.run(mirror.run(), "watch")
 
     async def ensure(self, job_metadata: Mapping[str, Any]) -> None:
         """Makes the Service of a Job, and what lets its pods reach each other, unless they are there.
@@ -62,7 +64,7 @@ class Services:
             return
         if job is None or job.ending:
             return  # it goes with its Job
-        logger.warning("service was deleted and is made again", extra={"object": name})
+        logger.warning("service or policy was deleted and is made again", extra={"object": name})
         self._background.run(self.ensure(job.metadata), f"service of {name}")
 
 
