@@ -34,6 +34,19 @@ def test_the_users_pythonpath_comes_first(tmp_path):
     assert env_of(tmp_path, env={"PYTHONPATH": "src"})["PYTHONPATH"].startswith("src:")
 
 
+def test_what_an_image_says_of_its_python_is_for_the_workers(tmp_path, monkeypatch):
+    said = {"PYTHONPATH": "/opt/theirs", "PYTHONHOME": "/usr", "VIRTUAL_ENV": "/opt/venv"}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    in_image = env_of(tmp_path, in_image=True)
+    assert in_image["PYTHONPATH"].startswith("/opt/theirs:")
+    assert (in_image["PYTHONHOME"], in_image["VIRTUAL_ENV"]) == ("/usr", "/opt/venv")
+    assert env_of(tmp_path, in_image=True, env={"PYTHONPATH": "src"})["PYTHONPATH"].startswith("src:")
+    here = env_of(tmp_path)
+    assert not here.keys() & {"PYTHONHOME", "VIRTUAL_ENV"}
+    assert "/opt/theirs" not in here["PYTHONPATH"]
+
+
 def test_the_users_thread_count_is_kept(tmp_path):
     assert env_of(tmp_path, workers_per_node=2, env={"OMP_NUM_THREADS": "4"})["OMP_NUM_THREADS"] == "4"
 

@@ -17,7 +17,9 @@ from trainyard.agent.plan import Plan
 from trainyard.agent.spawn import Command, Worker
 
 # What the launcher gives the agent for itself, and must not reach the user's program.
-_NOT_INHERITED = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "MALLOC_ARENA_MAX", "GRPC_ENABLE_FORK_SUPPORT"})
+_OF_THE_AGENT = frozenset({"MALLOC_ARENA_MAX", "GRPC_ENABLE_FORK_SUPPORT"})
+# About the Python that the agent runs in; what an image says of its own Python is the program's.
+_OF_ITS_PYTHON = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
 
 
 def workers_of(plan: Plan, folder: str, *, cwd: str = "", python_bin: str = "", resume_from: str = "") -> list[Worker]:
@@ -81,14 +83,15 @@ def _command(plan: Plan, folder: str, cwd: str, shared: dict[str, str]) -> list[
 
 
 def _shared(plan: Plan, folder: str, cwd: str, python_bin: str, resume_from: str) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    dropped = _OF_THE_AGENT if plan.in_image else _OF_THE_AGENT | _OF_ITS_PYTHON
+    inherited = {name: value for name, value in os.environ.items() if name not in dropped}
     environment = {**inherited, "PYTHONUNBUFFERED": "1"}
     if plan.runtime == "deepspeed":
         environment |= {"DLTS_HOSTFILE": f"{folder}/hostfile"} | deepspeed.accelerator(plan)
     environment |= plan.env
     environment["PATH"] = os.pathsep.join(filter(None, [python_bin, environment.get("PATH", os.defpath)]))
     environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [plan.env.get("PYTHONPATH", ""), tracker_path(plan, folder)])
+        filter(None, [environment.get("PYTHONPATH", ""), tracker_path(plan, folder)])
     )
     environment |= {
         "TRAINYARD_JOB_ID": plan.job_id,
