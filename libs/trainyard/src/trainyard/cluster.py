@@ -22,6 +22,7 @@ from kubernetes.client import Configuration
 Object = dict[str, Any]
 MERGE_PATCH = "application/merge-patch+json"
 _LINE_BYTES = 4 * 1024 * 1024
+_TOKEN_S = 10.0  # for so long a token is taken for good: those of clusters are renewed minutes before they expire
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 _AWAY = frozenset({408, 429, 500, 502, 503, 504})
 
@@ -121,6 +122,7 @@ class Api:
         self._limiter = Limiter(qps, burst)
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
+        self._token, self._token_since = "", float("-inf")
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -222,11 +224,11 @@ class Api:
             raise _unreachable(error) from error
 
     async def _headers(self) -> dict[str, str]:
-        if getattr(self._configuration, "refresh_api_key_hook", None) is None:  # its own type says that it always is
-            token = authorization(self._configuration)
-        else:  # it may read files, or run the program a kubeconfig names
-            token = await asyncio.to_thread(authorization, self._configuration)
-        return {"Authorization": token} if token else {}
+        now = asyncio.get_running_loop().time()
+        if now - self._token_since >= _TOKEN_S:  # which may read files, or run the program a kubeconfig names
+            self._token = await asyncio.to_thread(authorization, self._configuration)
+            self._token_since = now
+        return {"Authorization": self._token} if self._token else {}
 
     async def close(self) -> None:
         """Ends every request."""

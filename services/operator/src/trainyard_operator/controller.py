@@ -10,6 +10,7 @@ Everything can be done twice: the uid makes one job of two submissions, a patch 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from trainyard.cluster import Api, ApiError
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _DELETED = "its resource was deleted"
 _ASK = frozenset({"Requeued", "RetriedByUser"})
+_SETTLE_S = 0.2
 _GONE, _CONFLICT = 404, 409
 
 
@@ -137,9 +139,15 @@ class Controller:
         early = self.roster.bind(tracked, job)
         tracked.say(_said(job, tracked) | {"eventSeq": 0}, status.moment(job.updated_ns) or status.now())
         tracked.resource = tracked.resource.submitted()
-        tracked.fresh = True
+        tracked.fresh = tracked.settling = True
+        asyncio.get_running_loop().call_later(_SETTLE_S, self._settle, tracked)
         for event in early:
             self._take(tracked, event)
+
+    def _settle(self, tracked: Tracked) -> None:
+        tracked.settling = False
+        if tracked.patch():
+            self.queue.add(tracked.resource.uid)
 
     def _refuse(self, tracked: Tracked, error: YardError) -> None:
         fields = status.of_refusal(error) | {"observedGeneration": tracked.resource.generation}

@@ -28,19 +28,19 @@ class Queue:
         self._work = work
         self._count = workers
         self._pause_s = pause_s
-        self._waiting: dict[str, None] = {}  # in order, each once
+        self._line: asyncio.Queue[str] = asyncio.Queue()
+        self._waiting: set[str] = set()  # those in line, each once
         self._busy: dict[str, bool] = {}  # whether it was asked for again meanwhile
         self._failures: dict[str, int] = {}
-        self._wake = asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
 
     def add(self, key: str) -> None:
         """Something is to be done for this key, soon."""
         if key in self._busy:
             self._busy[key] = True
-            return
-        self._waiting[key] = None
-        self._wake.set()
+        elif key not in self._waiting:
+            self._waiting.add(key)
+            self._line.put_nowait(key)
 
     def start(self) -> None:
         self._workers = [asyncio.create_task(self._run(), name=f"worker {index}") for index in range(self._count)]
@@ -52,11 +52,8 @@ class Queue:
 
     async def _run(self) -> None:
         while True:
-            while not self._waiting:
-                self._wake.clear()
-                await self._wake.wait()
-            key = next(iter(self._waiting))
-            del self._waiting[key]
+            key = await self._line.get()
+            self._waiting.remove(key)
             self._busy[key] = False
             try:
                 await self._try(key)

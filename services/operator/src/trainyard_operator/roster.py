@@ -25,6 +25,7 @@ class Tracked:
         changed: when the yard last said something new, as Kubernetes writes times.
         fresh: whether `wanted` holds what the yard says, so that events go on from there.
         lost: whether the resource is gone, with its job left behind.
+        settling: whether it was submitted just now. What most jobs then wait for takes no time, and is told in one go.
         looked: when its progress was last looked at (monotonic).
     """
 
@@ -33,6 +34,7 @@ class Tracked:
     changed: str = ""
     fresh: bool = False
     lost: bool = False
+    settling: bool = False
     looked: float = float("-inf")
 
     @property
@@ -60,6 +62,8 @@ class Tracked:
 
     def patch(self) -> dict[str, Any]:
         """What has to change in the stored status."""
+        if self.settling and self.phase == status.QUEUED:
+            return {}
         told = status.changes(self.wanted, self.resource.status)
         if told.keys() <= {"eventSeq"}:  # not worth a request by itself
             return {}

@@ -15,9 +15,9 @@ class Settings(ServiceSettings):
     """How the API server is reached; empty: as the pod this operator runs in, or by the user's own kubeconfig."""
     context: str = ""
     """Context of the kubeconfig; empty: its current one."""
-    qps: float = Field(default=100, gt=0)
+    qps: float = Field(default=200, gt=0)
     """Requests a second to the API server, on average, without kopf's own watch."""
-    burst: int = Field(default=200, gt=0)
+    burst: int = Field(default=400, gt=0)
     """Requests that may be made at once."""
     request_timeout_s: float = Field(default=30, gt=0)
     """Deadline of one request."""

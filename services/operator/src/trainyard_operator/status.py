@@ -62,7 +62,9 @@ def of_event(event: pb.Event) -> Fields:
     fields: Fields = {"phase": at, "attempt": event.attempt, "eventSeq": event.seq}
     if event.type == "Submitted":
         return fields  # what the job waits for is known already, and better
-    if event.type != "Note" or event.reason in TROUBLES:
+    if event.type == "Admitted":
+        fields |= {"reason": None, "message": None}  # it waits no longer; where its pods are, they say themselves
+    elif event.type != "Note" or event.reason in TROUBLES:
         fields |= {"reason": event.reason or None, "message": event.message[:_MESSAGE] or None}
     if event.type == "Running":
         fields["startedAt"] = moment(event.time_ns)
@@ -142,7 +144,7 @@ def _because(kind: str, status: str, fields: Mapping[str, Any]) -> Fields:
     if kind == "Accepted" and status == "True":
         return {"reason": "Submitted", "message": f"the yard has it as job {fields['jobId']}"}
     reason = fields.get("reason") or fields.get("phase") or "Waiting"
-    trouble = (kind, status) in (("Accepted", "False"), ("Failed", "True"))
+    trouble = (kind, status) in (("Accepted", "False"), ("Running", "False"), ("Failed", "True"))
     return {"reason": reason, "message": fields.get("message") or "" if trouble else ""}
 
 

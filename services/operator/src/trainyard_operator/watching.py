@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ class Watching:
         self._configuration = configuration
         self._namespaces = namespaces
         self._seen, self._gone, self._failed = seen, gone, failed
+        self._news: deque[kopf.RawEvent] = deque()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
 
@@ -102,11 +104,31 @@ class Watching:
             private_key_path=known.key_file,
         )
 
-    async def _event(self, type: str | None, body: kopf.Body, **_: Any) -> None:
-        if type == "DELETED":
-            self._loop.call_soon_threadsafe(self._gone, body["metadata"]["uid"])
-        else:
-            self._loop.call_soon_threadsafe(self._seen, read(body))
+    async def _event(self, event: kopf.RawEvent, **_: Any) -> None:
+        self._news.append(event)
+        if len(self._news) == 1:  # the others are told of together with the first
+            self._loop.call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        while self._news:
+            event = self._news.popleft()
+            if event["type"] == "DELETED":
+                self._gone(event["object"]["metadata"]["uid"])
+            else:
+                self._seen(read(event["object"]))
+
+
+class _Nothing(kopf.DiffBaseStorage):
+    """kopf would copy every resource to compare it with what it was, which only handlers of changes ask for."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, **_: Any) -> None:
+        return None
+
+    def store(self, **_: Any) -> None:
+        """There is nothing to be stored."""
 
 
 def _settings() -> kopf.OperatorSettings:
@@ -115,4 +137,5 @@ def _settings() -> kopf.OperatorSettings:
     settings.scanning.disabled = True  # neither namespaces nor definitions are watched
     settings.watching.server_timeout = _WATCH_S
     settings.queueing.worker_limit = None
+    settings.persistence.diffbase_storage = _Nothing()
     return settings

@@ -214,7 +214,7 @@ class Ledger:
             lambda s: s.connection().scalar(sqlalchemy.select(sqlalchemy.func.max(EVENTS.c.seq)))
         )
         self._next_seq = (newest or 0) + 1
-        self._hub.newest_seq = newest or 0
+        self._hub.open(newest or 0)
 
     async def close(self) -> None:
         """Waits for the transitions that run."""

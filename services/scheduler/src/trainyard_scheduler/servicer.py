@@ -160,7 +160,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             await context.send_initial_metadata(())
             while True:
                 wake.clear()  # before the read: an event that is committed after it wakes the next round
-                events = await self._events(workspace, job_id, cursor, _WATCH_BATCH)
+                newest_seq = self._hub.newest_seq
+                events = await self._events_after(workspace, job_id, cursor)
                 for event in events:
                     cursor = event.seq
                     yield views.event(event)
@@ -169,6 +170,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                         "the scheduler stops", reason="ShuttingDown", hint="watch again from the last event's number"
                     )
                 if len(events) < _WATCH_BATCH:
+                    cursor = max(cursor, newest_seq)  # the others until then are of no interest here
                     await wake.wait()
 
     async def ExplainJob(
@@ -190,6 +192,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def _job_id(self, workspace: str, handle: str) -> str:
         return await self._store.read(lambda session: queries.resolve_job_id(session, workspace, handle))
+
+    async def _events_after(self, workspace: str, object_id: str, after_seq: int) -> list[Event]:
+        """For a watcher, which is mostly told of what has just happened."""
+        newest = self._hub.after(after_seq)
+        if newest is None:
+            return await self._events(workspace, object_id, after_seq, _WATCH_BATCH)
+        visible = (event for event in newest if event.workspace in (workspace, ""))
+        return [event for event in visible if object_id in (EVERYTHING, event.object_id)]
 
     async def _events(self, workspace: str, object_id: str, after_seq: int, limit: int) -> list[Event]:
         return await self._store.read(
