@@ -57,15 +57,28 @@ class Rows(Tracker):
         return [(step, values[name]) for step, values in self.rows if name in values]
 
 
-class Scores(Callback):
-    """Puts given results in the place of an evaluation's."""
+class Scored(Line):
+    def evaluation_step(self, batch: Any) -> dict[str, Any]:
+        return {"loss": self.training_step(batch), "score": batch[0]}
 
-    def __init__(self, *results: Mapping[str, float]) -> None:
-        self._results = results
 
-    def on_evaluation_end(self, fit: Fit, results: Any) -> None:
-        results.clear()
-        results.update(self._results[fit.state.evaluations - 1])
+class Given:
+    """A metric that computes these values, one for each set that is evaluated."""
+
+    def __init__(self, *values: float) -> None:
+        self._values = iter(values)
+
+    def update(self, *values: Any) -> None:
+        pass
+
+    def compute(self) -> float:
+        return next(self._values)
+
+    def reset(self) -> None:
+        pass
+
+    def to(self, device: torch.device) -> Any:
+        return self
 
 
 class Interrupt(Callback):
@@ -97,8 +110,8 @@ def trainer(*callbacks: Callback, **parts: Any) -> Trainer:
 
 def scored(values: list[float], *callbacks: Callback, **parts: Any) -> Fit:
     """A run with an evaluation at every step, with these results for `val/score`."""
-    scores = Scores(*({"val/score": value} for value in values))
-    return trainer(scores, *callbacks, max_duration=f"{len(values)}st", evaluate_every="1st", **parts).fit()
+    parts |= {"module": Scored(), "metrics": {"score": Given(*values)}, "evaluate_every": "1st"}
+    return trainer(*callbacks, max_duration=f"{len(values)}st", **parts).fit()
 
 
 @pytest.mark.spec("AC-072")
@@ -126,11 +139,42 @@ def test_greater_can_be_better_and_a_small_gain_is_none() -> None:
     assert fit.state.step == 2
 
 
-def test_a_misspelled_result_is_told_with_the_nearest() -> None:
+@pytest.mark.parametrize("make", [EarlyStopping, lambda name: KeepBest(name, "best")])
+def test_a_misspelled_result_is_told_before_the_first_step(make: Any) -> None:
+    model = Line()
     with pytest.raises(
-        InvalidSetup, match=r"no result is called 'val/los'; there are: val/loss; did you mean val/loss\?"
+        InvalidSetup, match=r"no result is called 'val/los'; there will be: val/loss; did you mean val/loss\?"
     ):
-        trainer(EarlyStopping("val/los")).fit()
+        trainer(make("val/los"), module=model).fit()
+    with pytest.raises(InvalidSetup, match="nothing is evaluated, so there will be no result 'val/loss'"):
+        trainer(make("val/loss"), module=model, evaluate=None).fit()
+    assert model.w.item() == 0.0
+
+
+def test_a_result_that_a_metric_names_itself_is_told_when_there_is_none() -> None:
+    with pytest.raises(InvalidSetup, match=r"no result is called 'val/score/f1'; there are: val/score, val/loss"):
+        scored([1.0], EarlyStopping("val/score/f1"))
+
+
+def test_a_trainer_that_runs_twice_begins_anew(tmp_path: Path) -> None:
+    rows = Rows()
+    callbacks = [
+        Monitor("10st"),
+        EarlyStopping(patience=1, min_delta=0.01),
+        EMA(0.9),
+        KeepBest(folder=tmp_path / "best"),
+    ]
+    twice = trainer(*callbacks, trackers=[rows])
+    runs = []
+    for _ in range(2):
+        with torch.no_grad():
+            twice.module.w.zero_()
+        rows.rows.clear()
+        fit = twice.fit()
+        kept = json.loads((tmp_path / "best" / "best.json").read_text())["step"]
+        runs.append((fit.state.step, fit.results, rows.series("lr"), kept, callbacks[2].averages["w"].item()))
+    assert runs[0] == runs[1]
+    assert [step for step, _ in runs[0][2]] == [10, 20]
 
 
 def test_patience_goes_on_after_a_restart(tmp_path: Path) -> None:
@@ -167,10 +211,16 @@ class Saved(Callback):
     ids=["mean", "one set", "none worse"],
 )
 def test_the_best_weights_are_saved_by_rule(rule: Rule, expected: list[int], tmp_path: Path) -> None:
-    results = [{"a/accuracy": a, "b/accuracy": b} for a, b in ((0.6, 0.8), (0.7, 0.6), (0.7, 0.9))]
+    class Model(Line):
+        def evaluation_step(self, batch: Any) -> dict[str, Any]:
+            return {"accuracy": batch[0]}
+
     saved = Saved(tmp_path / "best")
     keep = KeepBest(rule, tmp_path / "best")
-    trainer(Scores(*results), keep, saved, max_duration="3st", evaluate_every="1st").fit()
+    sets = {name: Loader(ONES, 32, shuffle=False) for name in ("a", "b")}
+    accuracy = Given(0.6, 0.8, 0.7, 0.6, 0.7, 0.9)
+    parts = {"module": Model(), "evaluate": sets, "metrics": {"accuracy": accuracy}}
+    trainer(keep, saved, max_duration="3st", evaluate_every="1st", **parts).fit()
     assert saved.steps == expected
     w = load_weights(tmp_path / "best")["w"].item()
     assert w == pytest.approx(2 - 2 * 0.8 ** expected[-1])
@@ -372,6 +422,8 @@ def test_settings_out_of_bounds_are_refused() -> None:
     for make in (lambda: EMA(1.0), lambda: EMA(every=0), lambda: WatchGradients(0), lambda: EarlyStopping(patience=0)):
         with pytest.raises(InvalidSetup):
             make()
+    with pytest.raises(InvalidSetup, match="mode='maximum': choose min or max"):
+        EarlyStopping("val/accuracy", mode="maximum")  # type: ignore[arg-type]
 
 
 def test_importing_costs_nothing_that_is_not_used() -> None:

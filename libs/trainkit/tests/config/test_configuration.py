@@ -112,6 +112,12 @@ checkpoints:
         ("batch_size: 1\nbatch_size: 2", "run.yaml:2: batch_size: was given already in line 1"),
         ("optimizer: os.system", "is not an optimizer; allowed: ASGD"),
         ("log_every: 3 hours", "'3 hours' is not a duration: write a whole number and a unit"),
+        ("log_every: 10", "log_every: is 10; allowed: a text such as '10ep', '500st', '1e9tok' or null"),
+        ("seed: true", "run.yaml:1: seed: is True; allowed: a whole number"),
+        ("clip_norm: true", "run.yaml:1: clip_norm: is True; allowed: a number above 0 or null"),
+        ("compile: 1", "run.yaml:1: compile: is 1; allowed: true or false"),
+        ("deterministic: 'true'", "run.yaml:1: deterministic: is 'true'; allowed: true or false"),
+        ("? [a, b]\n: 3", "run.yaml:1: has a key that is no text"),
     ],
 )
 def test_a_problem_says_what_is_allowed(text: str, expected: str) -> None:
@@ -169,6 +175,18 @@ metric: torchmetrics.MeanSquaredError
         (11, "run.sed", "seed"),
     ]
     assert "a whole number or a text" in str(next(each for each in problems(text, Own) if each.field == "size"))
+
+
+def test_no_value_is_bent_to_fit() -> None:
+    good = "max_duration: 3ep\nbatch_size: 32\noptimizer: SGD\n"
+    for wrong in (
+        "seed: true",
+        "clip_norm: true",
+        "compile: 1",
+        "deterministic: 'true'",
+        "checkpoints: {keep_last: true}",
+    ):
+        assert [each.line for each in problems(good + wrong)] == [4]
 
 
 def test_plain_data_is_checked_the_same_way() -> None:

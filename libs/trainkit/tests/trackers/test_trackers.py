@@ -165,6 +165,77 @@ def test_a_table_has_a_column_for_names_that_come_later(tmp_path: Path) -> None:
     ]
 
 
+ON_A_FULL_DISK = """
+import logging, resource, signal, sys, threading
+from pathlib import Path
+from trainkit.trackers import Csv, JsonLines, RunContext
+
+told = threading.Event()
+
+class Told(logging.StreamHandler):
+    def emit(self, record):
+        super().emit(record)
+        told.set()
+
+logging.getLogger("trainkit").addHandler(Told())
+make = {"JsonLines": JsonLines, "Csv": Csv}[sys.argv[1]]
+tracker = make(Path("rows"), interval_s=0.01)
+tracker.open(RunContext(name="run", folder=None))
+tracker.log({"loss": 0.0}, 0)
+tracker.flush()
+size = Path("rows").stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, resource.RLIM_INFINITY))
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+for step in range(1, 21):
+    tracker.log({"loss": float(step), **({"late": 1.0} if step > 10 else {})}, step)
+assert told.wait(240)  # that they do not fit
+tracker._patience_s = 240.0
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+tracker.close("finished")
+"""
+
+
+@pytest.mark.parametrize("kind", ["JsonLines", "Csv"])
+def test_a_disk_that_was_full_for_a_while_costs_no_row_and_doubles_none(kind: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ON_A_FULL_DISK, kind], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "rows wait, because they could not be written" in done.stderr
+    with open(tmp_path / "rows", newline="") as file:
+        rows = list(csv.DictReader(file)) if kind == "Csv" else [json.loads(line) for line in file]
+    assert [float(row["loss"]) for row in rows] == [float(step) for step in range(21)]
+    assert [float(row["late"]) for row in rows[11:]] == [1.0] * 10
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows"]
+
+
+@pytest.mark.parametrize("make", [JsonLines, Csv])
+def test_a_tracker_that_is_opened_again_stores_the_rows_of_its_new_run(
+    make: Callable[[], Tracker], tmp_path: Path
+) -> None:
+    tracker = make()
+    for name in ("first", "second"):
+        tracker.open(context(tmp_path / name))
+        tracker.log({"loss": 1.0}, 1)
+        tracker.close("finished")
+    for name in ("first", "second"):
+        (file,) = (tmp_path / name).iterdir()
+        assert "loss" in file.read_text() and "1.0" in file.read_text()
+
+
+@pytest.mark.parametrize("make", [JsonLines, Csv, TensorBoard])
+def test_a_place_that_cannot_be_written_is_told_before_training(
+    make: Callable[[Path], Tracker], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(TrainkitError, match=r"file.within cannot be written: [\w ]+; give another"):
+        make(tmp_path / "file" / "within").open(context(None))
+
+
+def test_an_address_that_mlflow_does_not_know_is_told_before_training(tmp_path: Path) -> None:
+    with pytest.raises(TrainkitError, match=r"MLflow at ftp://nowhere refused the run: .*unsupported URI"):
+        MLflow("ftp://nowhere").open(context(tmp_path))
+
+
 @pytest.mark.parametrize("make", [JsonLines, Csv, TensorBoard])
 def test_a_run_without_a_folder_asks_for_a_path(make: Callable[[], Tracker]) -> None:
     with pytest.raises(TrainkitError, match="makes no checkpoints: give"):

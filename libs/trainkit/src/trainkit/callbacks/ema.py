@@ -66,7 +66,7 @@ class EMA(Callback):
             name: each.detach() for name, each in fit.module.named_parameters() if each.is_floating_point()
         }
         self.averages = {name: each.clone() for name, each in self._weights.items()}
-        self._stored = False
+        self.updates, self._stored = 0, False
 
     def on_resume(self, fit: Fit) -> None:
         if not self._stored:  # it is new in this run: the average begins with the weights as they are now
@@ -85,6 +85,10 @@ class EMA(Callback):
             self.swap()
 
     def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
+        if self._swapped:
+            self.swap()
+
+    def on_evaluation_left(self, fit: Fit) -> None:
         if self._swapped:
             self.swap()
 

@@ -26,6 +26,9 @@ class FreeMemory(Callback):
         self._every = every
         self._cadence: Cadence | None = None
 
+    def on_fit_start(self, fit: Fit) -> None:
+        self._cadence = None
+
     def on_epoch_start(self, fit: Fit) -> None:
         if self._cadence is None and self._every is not None:
             self._cadence = Cadence(self._every, fit.state)

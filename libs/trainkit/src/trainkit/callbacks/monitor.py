@@ -55,6 +55,7 @@ class Monitor(Callback):
         self._before = (0.0, 0.0, 0, 0, 0)
 
     def on_fit_start(self, fit: Fit) -> None:
+        self._cadence = None
         if self._grad_norm:
             fit.need_grad_norm = True
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from trainkit.callbacks.base import Callback
 from trainkit.callbacks.weights import save_model
 from trainkit.errors import InvalidSetup
+from trainkit.metrics.names import refuse_unknown
 from trainkit.metrics.rules import Mode, Record, Rule
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ class EarlyStopping(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.record.load_state_dict(state)
 
+    def on_fit_start(self, fit: Fit) -> None:
+        self.record = _fresh(self.record, fit)
+
     def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
         self.record.gained(results, fit.state.step)
         if self.record.exhausted:
@@ -71,7 +75,8 @@ class KeepBest(Callback):
         max_shard_bytes: int = 5_000_000_000,
     ) -> None:
         self.record = Record(_rule(rule, mode, 0.0))
-        self.folder = Path(folder) if folder is not None else None
+        self._given = Path(folder) if folder is not None else None
+        self.folder = self._given
         self._max_shard_bytes = max_shard_bytes
 
     @property
@@ -85,10 +90,11 @@ class KeepBest(Callback):
         self.record.load_state_dict(state)
 
     def on_fit_start(self, fit: Fit) -> None:
-        if self.folder is None:
-            if fit.trainer.checkpoints is None:
-                raise InvalidSetup("KeepBest: the run has no folder, because it makes no checkpoints: give folder=...")
-            self.folder = fit.trainer.checkpoints.place() / "best"
+        self.record = _fresh(self.record, fit)
+        policy = fit.trainer.checkpoints
+        if self._given is None and policy is None:
+            raise InvalidSetup("KeepBest: the run has no folder, because it makes no checkpoints: give folder=...")
+        self.folder = self._given if policy is None else self._given or policy.place() / "best"
 
     def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
         if not self.record.gained(results, fit.state.step):
@@ -104,6 +110,18 @@ class KeepBest(Callback):
         save_model(
             fit, self.folder, max_shard_bytes=self._max_shard_bytes, more={"best.json": json.dumps(about, indent=1)}
         )
+
+
+def _fresh(record: Record, fit: Fit) -> Record:
+    """The record of a new run.
+
+    Raises:
+        InvalidSetup: no evaluation of the run will have the results that the rule names.
+    """
+    for term in record.rule.terms:
+        for name in term.names:
+            refuse_unknown(name, fit.evaluated, fit.trainer.metrics)
+    return Record(record.rule, record.patience)
 
 
 def _rule(rule: Rule | str, mode: Mode, min_delta: float) -> Rule:

@@ -13,7 +13,7 @@ from trainkit.catalogue import nearest
 from trainkit.config.components import REFUSED
 from trainkit.config.problems import ConfigError, Path, Problem, written
 from trainkit.config.reading import Tree, read_yaml
-from trainkit.config.schema import Schema, at, describe, known_keys, schema
+from trainkit.config.schema import Schema, at, describe, kinds, known_keys, schema
 
 T = TypeVar("T")
 
@@ -47,13 +47,36 @@ def from_dict(data: Mapping[str, Any], type_: type[T]) -> T:
 
 
 def _checked(tree: Tree, type_: type[T]) -> T:
+    root = schema(type_)
+    mistaken = list(_mistaken(tree, root))
     try:
         value = TypeAdapter(type_).validate_python(tree.data, extra="forbid")
     except ValidationError as error:
-        raise ConfigError([*tree.problems, *_explained(error.errors(), tree, schema(type_))]) from None
-    if tree.problems:
-        raise ConfigError(tree.problems)
+        explained = list(_explained(error.errors(), tree, root))
+        told = {each.field for each in explained}
+        more = [each for each in mistaken if each.field not in told]
+        raise ConfigError([*tree.problems, *explained, *more]) from None
+    if tree.problems or mistaken:
+        raise ConfigError([*tree.problems, *mistaken])
     return value
+
+
+def _mistaken(tree: Tree, root: Schema) -> Iterator[Problem]:
+    """Truth values in the place of numbers, and the other way round: pydantic would take `true` for 1."""
+    for path, value in _values(tree.data, ()):
+        wanted = at(root, path)
+        allowed = kinds(wanted)
+        fits = "boolean" in allowed if isinstance(value, bool) else not allowed <= {"boolean", "null"}
+        if allowed and not fits:
+            yield Problem(tree.file, tree.line_of(path), written(path), f"is {value!r}", describe(wanted))
+
+
+def _values(data: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    if isinstance(data, Mapping | list):
+        for key, below in data.items() if isinstance(data, Mapping) else enumerate(data):
+            yield from _values(below, (*path, key))
+    elif isinstance(data, bool | int | float | str):
+        yield path, data
 
 
 def _explained(errors: list[ErrorDetails], tree: Tree, root: Schema) -> Iterator[Problem]:

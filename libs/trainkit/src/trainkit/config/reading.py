@@ -7,7 +7,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
-from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from trainkit.config.problems import ConfigError, Path, Problem, written
 
@@ -70,6 +70,9 @@ class _Reader:
     def _mapping(self, node: MappingNode, path: Path) -> dict[str, Any]:
         entries: dict[str, Any] = {}
         for key, value in node.value:
+            if not isinstance(key, ScalarNode):
+                self.tree.problems.append(self._problem(key, path, "has a key that is no text"))
+                continue
             below = (*path, str(key.value))
             if str(key.value) in entries:
                 first = self.tree.lines[below]

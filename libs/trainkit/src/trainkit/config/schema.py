@@ -50,6 +50,18 @@ def known_keys(node: Schema) -> list[str]:
     return list({key: None for branch in node.get("anyOf", [node]) for key in branch.get("properties", {})})
 
 
+def kinds(node: Schema) -> set[str]:
+    """JSON's names for the types that a schema allows; empty when it allows anything."""
+    found: set[str] = set()
+    for branch in node.get("anyOf", [node]):
+        words = branch.get("enum", [branch["const"]] if "const" in branch else [])
+        types = branch.get("type", ["boolean" if isinstance(word, bool) else "string" for word in words])
+        if not types:
+            return set()
+        found.update([types] if isinstance(types, str) else types)
+    return found
+
+
 def describe(node: Schema) -> str:
     """What a schema allows, in words."""
     if "anyOf" in node:
@@ -58,7 +70,7 @@ def describe(node: Schema) -> str:
         return ", ".join(map(str, node.get("enum", [node.get("const")])))
     if node.get("properties"):
         return f"a mapping with {', '.join(node['properties'])}"
-    return _KINDS.get(str(node.get("type", "")), "") + _bounds(node)
+    return _KINDS.get(str(node.get("type", "")), "") + _bounds(node) + _examples(node)
 
 
 _KINDS = {
@@ -76,6 +88,10 @@ def _bounds(node: Schema) -> str:
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     found = [f"{word} {node[key]:g}" for key, word in words.items() if key in node]
     return f" {' and '.join(found)}" if found else ""
+
+
+def _examples(node: Schema) -> str:
+    return f" such as {', '.join(map(repr, node['examples']))}" if "examples" in node else ""
 
 
 def _followed(node: Schema, root: Schema) -> Schema:

@@ -20,10 +20,19 @@ class Term:
     Args:
         names: results of an evaluation, such as `val/accuracy`; several only with the same direction.
         mode: whether the least or the greatest value is best.
+
+    Raises:
+        InvalidSetup: no name, or a mode that is another word.
     """
 
     names: tuple[str, ...]
     mode: Mode = "min"
+
+    def __post_init__(self) -> None:
+        if not self.names:
+            raise InvalidSetup("a rule needs the name of at least one result, such as 'val/loss'")
+        if self.mode not in ("min", "max"):
+            raise InvalidSetup(f"mode={self.mode!r}: choose min or max")
 
     def value(self, results: Mapping[str, float]) -> float:
         """The mean of its results.

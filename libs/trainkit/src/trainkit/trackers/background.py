@@ -51,13 +51,16 @@ class Background(Tracker):
 
     def __init__(self, *, capacity: int = 100_000, interval_s: float = 0.5, patience_s: float = 30.0) -> None:
         self._capacity, self._interval_s, self._patience_s = capacity, interval_s, patience_s
+        self._thread: threading.Thread | None = None
+        self._begin_run()
+
+    def _begin_run(self) -> None:
         self._waiting: deque[tuple[int, float, Mapping[str, float | Tensor]]] = deque()
         self._dropped: tuple[int, int] | None = None  # first step, count
         self._logged = self._done = 0
         self._wake, self._written = threading.Event(), threading.Condition()
         self._outcome: Outcome | None = None
         self._deadline = 0.0
-        self._thread: threading.Thread | None = None
 
     @abstractmethod
     def _open(self, context: RunContext) -> None:
@@ -77,6 +80,7 @@ class Background(Tracker):
         """Ends the run where rows went. Called once, on the writing thread, after the last row."""
 
     def open(self, context: RunContext) -> None:
+        self._begin_run()  # a trainer may run several times
         self._open(context)
         self._thread = threading.Thread(target=self._run, name=f"trainkit-{type(self).__name__}", daemon=True)
         self._thread.start()

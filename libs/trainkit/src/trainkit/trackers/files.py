@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from trainkit.errors import InvalidSetup
 from trainkit.trackers.background import Background, Row
@@ -22,20 +23,23 @@ class _File(Background):
 
     def __init__(self, path: str | Path | None = None, *, capacity: int = 100_000, interval_s: float = 0.5) -> None:
         super().__init__(capacity=capacity, interval_s=interval_s)
-        self.path = Path(path) if path is not None else None
-        self._file: IO[str] | None = None
+        self._given = Path(path) if path is not None else None
+        self.path = self._given
+        self._file: io.FileIO | None = None
+        self._size = 0
 
     def _open(self, context: RunContext) -> None:
-        if self.path is None:
-            if context.folder is None:
-                name = type(self).__name__
-                raise InvalidSetup(
-                    f"{name}: the run has no folder, because it makes no checkpoints: give {name}(path=...)"
-                )
-            self.path = context.folder / self.default
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._begin(self._kept(self.path, context.resumed_step))
-        self._file = self.path.open("a", encoding="utf-8", newline="")
+        if self._given is None and context.folder is None:
+            name = type(self).__name__
+            raise InvalidSetup(f"{name}: the run has no folder, because it makes no checkpoints: give {name}(path=...)")
+        self.path = self._given or (context.folder or Path()) / self.default
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._begin(self._kept(self.path, context.resumed_step))
+        except OSError as error:
+            raise InvalidSetup(
+                f"{type(self).__name__}: {self.path} cannot be written: {error.strerror}; give another path"
+            ) from error
 
     def _kept(self, path: Path, resumed_step: int | None) -> list[dict[str, Any]]:
         """The rows of earlier lives that count."""
@@ -44,20 +48,26 @@ class _File(Background):
         return [row for row in self._rows(path) if int(row["step"]) <= resumed_step]
 
     def _begin(self, kept: Iterable[dict[str, Any]]) -> None:
-        """Replaces the file by one that holds `kept`."""
+        """Replaces the file by one that holds `kept`, and opens it."""
         assert self.path is not None
+        text = self._text(kept).encode()
         partial = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-        with open(partial, "w", encoding="utf-8", newline="") as file:
-            self._append(file, kept)
+        with open(partial, "wb") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(self.path)
+        self._close("stopped")
+        self._file, self._size = open(self.path, "ab", buffering=0), len(text)  # noqa: SIM115 - open until the end
 
     def _write(self, rows: Sequence[Row]) -> None:
         assert self._file is not None
-        plain = [{"step": row.step, "time": round(row.time, 3), **row.values} for row in rows]
-        self._append(self._file, plain)
-        self._file.flush()
+        text = self._text([{"step": row.step, "time": round(row.time, 3), **row.values} for row in rows]).encode()
+        self._file.truncate(self._size)  # without the part that a try before wrote until the disk was full
+        left = memoryview(text)
+        while left:
+            left = left[self._file.write(left) :]
+        self._size += len(text)
 
     def _close(self, outcome: Outcome) -> None:
         if self._file is not None:
@@ -66,7 +76,7 @@ class _File(Background):
     def _rows(self, path: Path) -> Iterable[dict[str, Any]]:
         raise NotImplementedError
 
-    def _append(self, file: IO[str], rows: Iterable[dict[str, Any]]) -> None:
+    def _text(self, rows: Iterable[dict[str, Any]]) -> str:
         raise NotImplementedError
 
 
@@ -88,8 +98,8 @@ class JsonLines(_File):
             if line.endswith("\n"):  # a line that a kill cut off has none
                 yield json.loads(line)
 
-    def _append(self, file: IO[str], rows: Iterable[dict[str, Any]]) -> None:
-        file.write("".join(json.dumps({key: _finite(value) for key, value in row.items()}) + "\n" for row in rows))
+    def _text(self, rows: Iterable[dict[str, Any]]) -> str:
+        return "".join(json.dumps({key: _finite(value) for key, value in row.items()}) + "\n" for row in rows)
 
 
 def _finite(value: Any) -> Any:
@@ -117,15 +127,20 @@ class Csv(_File):
         super()._begin([dict(zip(self._columns, self._columns, strict=True)), *kept])
 
     def _write(self, rows: Sequence[Row]) -> None:
-        assert self._file is not None and self.path is not None
         if any(key not in self._columns for row in rows for key in row.values):
-            new = [{"step": 0, **dict.fromkeys(row.values, "")} for row in rows]
-            self._file.close()
-            self._columns = list(dict.fromkeys([*self._columns, *(key for row in new for key in row)]))
-            header = dict(zip(self._columns, self._columns, strict=True))
-            _File._begin(self, [header, *self._rows(self.path)])
-            self._file = self.path.open("a", encoding="utf-8", newline="")
+            self._widen([*self._columns, *(key for row in rows for key in row.values)])
         super()._write(rows)
+
+    def _widen(self, columns: Iterable[str]) -> None:
+        assert self._file is not None and self.path is not None
+        self._file.truncate(self._size)
+        rows, before = list(self._rows(self.path)), self._columns
+        self._columns = list(dict.fromkeys(columns))
+        try:
+            super()._begin([dict(zip(self._columns, self._columns, strict=True)), *rows])
+        except OSError:
+            self._columns = before  # the file still has these
+            raise
 
     def _rows(self, path: Path) -> Iterable[dict[str, Any]]:
         with open(path, encoding="utf-8", newline="") as file:
@@ -133,5 +148,7 @@ class Csv(_File):
         whole = path.read_text("utf-8").endswith("\n")
         return rows if whole else rows[:-1]
 
-    def _append(self, file: IO[str], rows: Iterable[dict[str, Any]]) -> None:
-        csv.DictWriter(file, self._columns, restval="", lineterminator="\n").writerows(rows)
+    def _text(self, rows: Iterable[dict[str, Any]]) -> str:
+        text = io.StringIO()
+        csv.DictWriter(text, self._columns, restval="", lineterminator="\n").writerows(rows)
+        return text.getvalue()

@@ -64,7 +64,14 @@ class MLflow(Background):
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         mlflow = require("mlflow", "the MLflow tracker")
         _reach(self.uri)
-        self._client = mlflow.MlflowClient(self.uri)
+        exceptions = require("mlflow.exceptions", "the MLflow tracker")
+        try:
+            self._begin_or_continue(mlflow.MlflowClient(self.uri), context)
+        except exceptions.MlflowException as error:
+            raise TrainkitError(f"MLflow at {self.uri or 'its default place'} refused the run: {error}") from error
+
+    def _begin_or_continue(self, client: Any, context: RunContext) -> None:
+        self._client = client
         memory = context.folder / _MEMORY if context.folder is not None else None
         if context.resumed_step is not None and memory is not None and memory.exists():
             self.run_id = json.loads(memory.read_text())["run_id"]

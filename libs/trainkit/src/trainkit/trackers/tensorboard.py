@@ -40,7 +40,12 @@ class TensorBoard(Background):
             )
         folder = self.folder or (context.folder or Path()) / "tensorboard"
         purge = None if context.resumed_step is None else context.resumed_step + 1
-        self._writer = SummaryWriter(str(folder), purge_step=purge)
+        try:
+            self._writer = SummaryWriter(str(folder), purge_step=purge)
+        except OSError as error:
+            raise InvalidSetup(
+                f"TensorBoard: {folder} cannot be written: {error.strerror}; give another folder"
+            ) from error
         lines = [f"| {name} | {value} |" for name, value in flat(context.parameters).items()]
         if lines and context.resumed_step is None:
             self._writer.add_text("parameters", "\n".join(["| name | value |", "|---|---|", *lines]))
