@@ -121,7 +121,11 @@ def test_conditions_follow_from_the_phase(fields: dict[str, Any], expected: str)
 def test_what_keeps_a_job_from_running_is_said_by_its_condition() -> None:
     fields = {"jobId": "j", "phase": "Starting", "reason": "ImageUnavailable", "message": "check spec.image"}
     running = status.conditions(fields, (), "t", 1)[1]
-    assert (running["status"], running["reason"], running["message"]) == ("False", "ImageUnavailable", "check spec.image")
+    assert (running["status"], running["reason"], running["message"]) == (
+        "False",
+        "ImageUnavailable",
+        "check spec.image",
+    )
 
 
 def test_a_condition_keeps_its_time_while_it_holds() -> None:
