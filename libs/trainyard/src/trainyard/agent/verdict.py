@@ -50,7 +50,8 @@ def worker_failed(end: End, folder: str, *, out_of_memory: bool) -> common_pb2.E
     if out_of_memory and end.signal == "SIGKILL":
         exit.reason = "OutOfMemory"
         exit.message = (
-            f"rank {end.rank} was killed by the kernel: the node used more memory than spec.resources.memory allows"
+            f"rank {end.rank} was killed by the kernel: the node used more memory than its limit: raise "
+            "spec.resources.memory"
         )
     else:
         exit.reason = "WorkerFailed"
