@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Protocol, cast
 
 import torch
@@ -62,10 +62,9 @@ class Plain:
         batches = islice(iter(self.iterable), skip, None)
         first = next(batches, None)
         if first is None:
-            return
+            return batches
         self._rows = leading(first)
-        yield first
-        yield from batches
+        return chain([first], batches)
 
     def state_dict(self) -> Mapping[str, Any]:
         return self.iterable.state_dict() if hasattr(self.iterable, "state_dict") else {}

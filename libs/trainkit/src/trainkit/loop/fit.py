@@ -211,11 +211,12 @@ class Fit:
             raise InvalidSetup(f"epoch {state.epoch} of the training data has no batch after step {state.position}")
 
     def _step(self, batch: Any, last: bool) -> None:
-        state = self.state
+        state, window = self.state, self.window
+        window.begin_step()
         for hook in self._hooks.on_step_start:
             hook(self, batch)
         loss = manual.step(self, batch) if self.manual else self._window_step(batch, last)
-        state.samples += self.feed.samples(state.position)
+        state.samples += window.samples
         state.step += 1
         state.position += 1
         for hook in self._hooks.on_step_end:
@@ -247,25 +248,24 @@ class Fit:
         Returns:
             The mean loss.
         """
-        hooks = self._hooks
+        hooks, window = self._hooks, self.window
         self.output = output = self._forward(batch)
         # What most steps return is looked at first.
         loss = output if type(output) is Tensor and not output.ndim else loss_of(output, "training_step")
-        rows = self.feed.rows(self.state.position)
         if isinstance(loss, Loss):
             mean = loss.sum / loss.count if hooks.on_forward_end or hooks.on_step_end else loss.sum
-            weighted = loss.sum if rows else loss.sum * 0
+            weighted = loss.sum if window.rows else loss.sum * 0
         else:
             mean = loss
-            weight = self.window.weight(rows) * share
+            weight = window.weight * share
             weighted = loss if weight == 1.0 else loss * weight
         for hook in hooks.on_forward_end:
             hook(self, mean)
         self.strategy.backward(weighted)
         if isinstance(loss, Loss):
-            self.window.count(loss, rows)
+            window.count(loss)
         if self._adds:
-            self.loss.add(loss, rows * share)
+            self.loss.add(loss, window.rows * share)
         for hook in hooks.on_backward_end:
             hook(self)
         return mean
@@ -293,12 +293,13 @@ class Fit:
     def apply(self) -> bool:
         """Clips the gradients and takes the optimizer's step. False when the update was left out."""
         trainer, optimizer, strategy, hooks = self.trainer, self.optimizer, self.strategy, self._hooks
-        strategy.precision.unscale(optimizer)
+        if strategy.precision.scaler is not None:
+            strategy.precision.unscale(optimizer)
         if trainer.clip_norm is not None or self.need_grad_norm:
             self.grad_norm = strategy.clip(trainer.clip_norm)
         for hook in hooks.on_update_start:
             hook(self)
-        if self._may_step() and strategy.step(optimizer):
+        if (trainer.non_finite != "skip" or self._may_step()) and strategy.step(optimizer):
             for hook in hooks.on_optimizer_end:
                 hook(self)
             return True
@@ -307,9 +308,8 @@ class Fit:
 
     def _may_step(self) -> bool:
         """Whether the gradients may be used. With fp16 the loss scale looks after them."""
-        if self.trainer.non_finite != "skip" or self.strategy.precision.scaler is not None:
-            return True
-        return self.grad_norm is None or math.isfinite(self.grad_norm)
+        scaled = self.strategy.precision.scaler is not None
+        return scaled or self.grad_norm is None or math.isfinite(self.grad_norm)
 
     def step_schedule(self) -> None:
         """Steps the schedule, of which there has to be one."""

@@ -21,8 +21,6 @@ def loss_of(output: Any, step: str) -> Tensor | Loss:
     Raises:
         InvalidStep: there is none that can be used.
     """
-    if type(output) is Tensor and not output.ndim:  # what most steps return, so the first question
-        return output
     if isinstance(output, Mapping):
         if "loss" not in output:
             raise InvalidStep(f"{step} returned a mapping without 'loss'; it has {', '.join(map(repr, output))}")
@@ -50,19 +48,17 @@ class Mean:
 
     def add(self, loss: Tensor | Loss, rows: float) -> None:
         """Adds a batch of `rows` samples."""
+        weight: Tensor | float = rows
         if isinstance(loss, Loss):
-            if rows:
-                self._add(loss.sum, 1.0)
-                self._weight = self._weight + loss.count
-        else:
-            self._add(loss, rows)
-            self._weight += rows
-
-    def _add(self, loss: Tensor, weight: float) -> None:
+            if not rows:
+                return
+            weight, rows = loss.count, 1.0
+            loss = loss.sum
         if self._on_host:
-            self._sum += loss.item() * weight
+            self._sum += loss.item() * rows
         else:
-            self._sum.add_(loss.detach(), alpha=weight)
+            self._sum.add_(loss.detach(), alpha=rows)
+        self._weight = self._weight + weight
 
     def partial(self) -> Tensor:
         """Sum and weight of this process: shape (2,), 64 bits."""

@@ -45,7 +45,7 @@ class Updates:
         fit = self._fit
         for hook in fit._hooks.on_forward_end:
             hook(fit, loss)
-        weight = fit.window.weight(fit.feed.rows(fit.state.position))
+        weight = fit.window.weight
         fit.strategy.backward(loss if weight == 1.0 else loss * weight, **options)
         for hook in fit._hooks.on_backward_end:
             hook(fit)
@@ -119,5 +119,5 @@ def step(fit: Fit, batch: Any) -> Tensor:
     fit.output = output = fit._forward(batch)
     loss = loss_of(output, "training_step")
     if fit._adds:
-        fit.loss.add(loss, fit.feed.rows(fit.state.position))
+        fit.loss.add(loss, fit.window.rows)
     return loss.sum / loss.count if isinstance(loss, Loss) else loss

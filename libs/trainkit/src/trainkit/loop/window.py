@@ -23,38 +23,52 @@ class Window:
 
     Args:
         last_step: the step at which the run ends, if that is known; it may cut the last window short.
+
+    Attributes:
+        samples: in the present step's batch, over all processes.
+        rows: those of them that are this process's.
+        weight: what a mean loss over them counts: the batch's share of the window's samples, times the processes, over
+            which gradients are averaged.
+        sums: whether this window's steps return sums.
+        denominator: what those are to be divided by, as far as it was counted on this process.
     """
 
     def __init__(self, feed: Feed, state: State, strategy: Strategy, accumulate: int, last_step: int) -> None:
         self._feed, self._state, self._strategy = feed, state, strategy
         self._accumulate, self._last_step = accumulate, last_step
-        self._regular_until = 0
-        self.regular_weight = 1 / accumulate
-        self.denominator: Tensor | float | None = None
+        self._regular_until = self._same_until = 0
+        self.samples = self.rows = 0
+        self.weight = 1.0
         self.sums = False
-        """Whether this window's steps return sums."""
+        self.denominator: Tensor | float | None = None
 
     def start_epoch(self, steps: int | None) -> None:
         """Takes in how many steps the epoch has, if that is known."""
-        self._regular_until = self._first_irregular(steps)
+        self._regular_until, self._same_until = self._first_irregular(steps), 0
 
-    def weight(self, rows: int) -> float:
-        """What a mean loss over `rows` samples of this process counts: this batch's share of the window's samples,
-        times the processes, over which gradients are averaged."""
+    def begin_step(self) -> None:
+        """Takes in the step's batch. Where all windows are full, it counts as much as the one before."""
+        position = self._state.position
+        if position < self._same_until:
+            return
+        self.samples, self.rows = self._feed.samples(position), self._feed.rows(position)
+        regular = position < self._regular_until
+        self.weight = 1 / self._accumulate if regular else self._irregular_weight()
+        self._same_until = self._regular_until if regular else 0
+
+    def _irregular_weight(self) -> float:
         state = self._state
-        if state.position < self._regular_until:
-            return self.regular_weight
         first = state.position - state.window
         steps = self._feed.steps(state.epoch)
         end = first + min(self._accumulate, self._last_step - state.step + state.window)
         end = end if steps is None else min(end, steps)
         total = sum(self._feed.samples(position) for position in range(first, end))
-        return rows * self._strategy.world_size / total
+        return self.rows * self._strategy.world_size / total
 
-    def count(self, loss: Loss, rows: int) -> None:
+    def count(self, loss: Loss) -> None:
         """Counts what a sum is over."""
         self.sums = True
-        if rows:
+        if self.rows:
             self.denominator = loss.count + (0 if self.denominator is None else self.denominator)
 
     def divide(self) -> None:

@@ -125,7 +125,10 @@ class Strategy:
 
     def step(self, optimizer: Optimizer) -> bool:
         """Updates the weights. False when the update was left out because of the loss scale."""
-        return self.precision.step(optimizer)
+        if self.precision.scaler is not None:
+            return self.precision.step(optimizer)
+        optimizer.step()
+        return True
 
     def clear(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
         """Forgets the gradients; False: makes them zeros."""

@@ -47,7 +47,8 @@ def test_hooks_are_called_as_often_as_things_happen(tmp_path: Path) -> None:
     }
     assert float(noted.given["on_before_backward"][0]) == 4.0
     noted = Noted()
-    fitted(tmp_path / "sets", val={"a": bowls(32), "b": bowls(16)}, callback=noted, grad_accumulation_steps=4)
+    several = {"val": {"a": bowls(32), "b": bowls(16)}, "grad_accumulation_steps": 4, "enable_checkpointing": False}
+    fitted(tmp_path / "sets", callback=noted, **several)
     assert noted.calls.count("on_evaluation_end") == 2 and noted.calls.count("on_before_validation_step") == 12
     assert float(noted.given["on_before_backward"][0]) == 4.0
     noted = Noted()
@@ -76,7 +77,8 @@ def test_hooks_around_an_update(tmp_path: Path) -> None:
     for at, (numbers, accumulate, updates, schedules) in enumerate(cases):
         watch = Watch()
         gradients.clear()
-        fitted(tmp_path / str(at), numbers, callback=watch, grad_accumulation_steps=accumulate)
+        options = {"grad_accumulation_steps": accumulate, "enable_checkpointing": False}
+        fitted(tmp_path / str(at), numbers, callback=watch, **options)
         for when in ("before", "after"):
             assert watch.calls.count(f"on_{when}_optimizer_step") == updates
             assert watch.calls.count(f"on_{when}_scheduler_step") == schedules

@@ -48,12 +48,13 @@ def test_evaluation_is_without_dropout_and_without_gradients(tmp_path: Path) -> 
 @pytest.mark.spec("AC-036")
 @pytest.mark.spec("AC-037")
 def test_evaluations_come_when_they_are_due(tmp_path: Path) -> None:
-    fitted(tmp_path / "epochs", eval_when_start=True)
+    fitted(tmp_path / "epochs", eval_when_start=True, enable_checkpointing=False)
     losses = logged(tmp_path / "epochs", "val_loss")
     assert losses == {0: 4.0, 12: pytest.approx(0.0188895, abs=1e-6), 24: pytest.approx(8.92e-5, abs=1e-6)}
     for every, last, steps in ((5, True, [5, 10, 15, 20, 24]), (5, False, [5, 10, 15, 20]), (6, True, [6, 12, 18, 24])):
         folder = tmp_path / f"{every}-{last}"
-        made, _ = fitted(folder, evaluate_every_n_steps=every, eval_when_finish=last)
+        options = {"evaluate_every_n_steps": every, "eval_when_finish": last, "enable_checkpointing": False}
+        made, _ = fitted(folder, **options)
         assert list(logged(folder, "val_loss")) == steps and made.state.evaluations_done == len(steps)
 
     class Given(Bowl):
@@ -61,7 +62,7 @@ def test_evaluations_come_when_they_are_due(tmp_path: Path) -> None:
             return batch[0].mean()
 
     short = TensorDataset(torch.tensor([1.0] * 8 + [3.0] * 2))
-    fitted(tmp_path / "short", hps(epochs=1), module=Given(), val=short)
+    fitted(tmp_path / "short", hps(epochs=1), module=Given(), val=short, enable_checkpointing=False)
     assert logged(tmp_path / "short", "val_loss") == {12: pytest.approx(1.4)}
     with pytest.raises(ValueError, match="evaluate_every_n_steps"):
         trainer(tmp_path, evaluate_every_n_steps=0)
