@@ -26,7 +26,7 @@ def compare(strategy: Strategy) -> None:
     for name in mine:
         values = [digests[name] for digests in everyones]
         if len(set(values)) > 1:
-            usual = max(set(values), key=values.count)
+            usual = max(values, key=values.count)  # where two are as many: the first process's
             others = [str(rank) for rank, value in enumerate(values) if value != usual]
             raise Desynchronized(
                 f"parameter {name} differs on rank {', '.join(others)} from the other processes: something changed it "
