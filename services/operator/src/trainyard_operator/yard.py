@@ -15,8 +15,8 @@ from trainyard_protos.v1 import common_pb2, launcher_pb2, metrics_pb2
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
 _BATCH = 100
-_APART_S = 0.1
-"""Between the beginnings of two batches: a flood costs the yard ten transactions a second, and one alone waits not."""
+_APART_S = 0.25
+"""Between the beginnings of two batches: a flood is few transactions of many jobs, and one job alone does not wait."""
 _PAGE = 1000
 _EVENTS = 500
 
