@@ -94,8 +94,11 @@ class Node(Machine):
 
     def remove_image(self, name: str) -> None:
         """Forgets an image, with what only it needs once no pod uses it, or does nothing; raises Failed."""
-        if name in self.images():
-            self.run(self._ctr("images", "remove", "--sync", name))
+        listed = [line.split() for line in self.run(self._ctr("images", "list")).splitlines()[1:]]
+        digests = {digest for each, _, digest, *_ in listed if each == name}
+        # The kubelet's side of containerd keeps every image under its digest as well.
+        if names := [each for each, _, digest, *_ in listed if digest in digests]:
+            self.run(self._ctr("images", "remove", "--sync", *names))
 
     def images(self) -> list[str]:
         """The names of the images that it has; raises Failed."""
