@@ -90,6 +90,8 @@ def test_a_yard_with_tls_is_used_by_clients_that_know_its_root_alone(make_home, 
     assert home.run("jobs").returncode == 0
     with Client(endpoint, token=token) as client, pytest.raises(errors.NotRunning):
         list(client.list())
+    # It ends by its own root and token, also where the environment names those of another yard.
+    home.environ |= {"TRAINYARD_CA_FILE": str(key), "TRAINYARD_TOKEN": "of another"}
     home.down()
     home.assert_nothing_left()
 

@@ -29,12 +29,14 @@ class YardFile:
     boot_id: str
     version: str
     ephemeral: bool
+    ca: str = ""
+    """Root certificate (PEM file) of a yard that serves TLS; earlier versions did not write it down."""
 
     @classmethod
-    def of_this_process(cls, endpoint: str, version: str, *, ephemeral: bool) -> YardFile:
+    def of_this_process(cls, endpoint: str, version: str, *, ephemeral: bool, ca: Path | None = None) -> YardFile:
         """What the process that serves a yard writes."""
-        pid = os.getpid()
-        return cls(endpoint, pid, process_start_time(pid) or 0, boot_id(), version, ephemeral)
+        pid, file = os.getpid(), str(ca.absolute()) if ca else ""
+        return cls(endpoint, pid, process_start_time(pid) or 0, boot_id(), version, ephemeral, file)
 
     @property
     def alive(self) -> bool:
@@ -51,7 +53,7 @@ def home() -> Path:
 def read_yard_file(home: Path) -> YardFile | None:
     """What `yard.json` says, be the yard alive or killed; None when none was started, or it ended on purpose."""
     try:
-        fields = json.loads((home / YARD_FILE).read_bytes())
+        fields = {"ca": ""} | json.loads((home / YARD_FILE).read_bytes())
         return YardFile(**{name: fields[name] for name in YardFile.__slots__})
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None

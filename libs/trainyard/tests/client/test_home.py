@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,14 @@ def test_a_published_yard_is_found_again(tmp_path: Path) -> None:
     home.write_endpoint(tmp_path, yard)
     assert home.read_endpoint(tmp_path) == yard
     assert [path.name for path in tmp_path.iterdir()] == ["yard.json"]
+
+
+def test_a_yard_of_an_earlier_version_is_found(tmp_path: Path) -> None:
+    """It does not say which root certificate its clients check."""
+    fields = asdict(this_process())
+    del fields["ca"]
+    (tmp_path / "yard.json").write_text(json.dumps(fields))
+    assert home.read_endpoint(tmp_path) == this_process()
 
 
 def test_a_missing_yard_file_means_no_yard(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class Cluster:
         self.kept = kept
         self.asked: list[str] = []
 
-    async def get(self, path: str) -> dict[str, Any]:
+    async def get(self, path: str, **_: str) -> dict[str, Any]:
         self.asked.append(path)
         return self.kept[path]
 
@@ -46,6 +46,14 @@ async def test_a_service_leads_to_no_other_place(name: str) -> None:
         with pytest.raises(errors.NotFound, match="of its gateway's Service names none"):
             await part()
     assert cluster.asked == []
+
+
+async def test_of_several_gateways_none_is_taken() -> None:
+    metadata = {"labels": {"app.kubernetes.io/instance": "yard"}, "annotations": ANNOTATIONS}
+    found = [{"metadata": metadata | {"name": name}} for name in ("yard-gateway", "old-gateway")]
+    cluster = Cluster({"/api/v1/namespaces/lab/services": {"items": found}})
+    with pytest.raises(errors.Conflict, match="several gateways are there: old-gateway, yard-gateway"):
+        await Gateway.find(cluster, Release("yard", "lab"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kept", [{}, {"data": {"other": "x"}}])

@@ -171,7 +171,9 @@ class Yard:
 
     def _yard_file(self) -> YardFile:
         installed = version("trainyard-embedded")
-        return YardFile.of_this_process(self.endpoint, installed, ephemeral=self._settings.ephemeral)
+        settings = self._settings
+        ca = settings.tls_ca if settings.tls else None
+        return YardFile.of_this_process(self.endpoint, installed, ephemeral=settings.ephemeral, ca=ca)
 
     async def stop(self) -> None:
         """Ends the services. Work goes on and is found again by the next yard, unless this one was ephemeral."""

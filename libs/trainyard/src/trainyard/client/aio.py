@@ -8,10 +8,10 @@ from typing import Self
 
 from trainyard_protos.v1 import scheduler_pb2, yard_pb2
 
-from trainyard import errors
+from trainyard import errors, home
 from trainyard.client.admin import AdminCalls
 from trainyard.client.attachment import Attachment
-from trainyard.client.connection import CALL_DEADLINE_S, Connection, find
+from trainyard.client.connection import CALL_DEADLINE_S, Connection, find, here
 from trainyard.client.documents import Source
 from trainyard.client.follow import FollowCalls
 from trainyard.client.handles import AsyncJobHandle
@@ -43,6 +43,19 @@ class AsyncClient(FollowCalls, SearchCalls, ArtifactCalls, AdminCalls):
     ) -> None:
         self._connection = Connection(find(endpoint, token, ca_file))
         self.workspace = workspace
+
+    @classmethod
+    def of_this_machine(cls) -> Self:
+        """A client of the yard that serves `TRAINYARD_HOME`, whatever context and environment say.
+
+        Raises:
+            NotRunning: none does.
+            Refused: there is no token.
+        """
+        client = cls.__new__(cls)
+        client._connection = Connection(here(home.home()))
+        client.workspace = "default"
+        return client
 
     async def submit(
         self, source: Source, *, idempotency_key: str = "", owner: scheduler_pb2.Owner | None = None

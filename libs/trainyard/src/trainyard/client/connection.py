@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
     from trainyard.client.forward import Forward
 
+logger = logging.getLogger(__name__)
+
 CALL_DEADLINE_S = 30.0
 RECONNECT_S = 8.0
 """How long a call waits for a connection that was lost before; more than the channel's own pause between tries."""
@@ -38,6 +42,7 @@ PATIENCE_S = 30.0
 """How long a stream waits for a yard of this machine that went away without saying so."""
 PATIENCE_ELSEWHERE_S = 300.0
 """The same for a yard elsewhere: a cluster takes its time to bring a gateway to another machine."""
+_LOOK_S = 2.0
 NO_YARD = "NoYard"
 """Reason of the error when no yard is named and none runs on this machine."""
 
@@ -79,9 +84,21 @@ def find(endpoint: str | None = None, token: str | None = None, ca_file: Path | 
         return Target("", token or context.token, ca_file, release=context)
     if context is not None:
         return Target(context.endpoint, token or context.token, ca_file or (Path(context.ca) if context.ca else None))
+    found = here(folder, token)
+    return replace(found, ca_file=ca_file or found.ca_file)
+
+
+def here(folder: Path, token: str | None = None) -> Target:
+    """The yard of this machine that serves a home, whichever yard commands talk to.
+
+    Raises:
+        NotRunning: none does.
+        Refused: there is no token.
+    """
     found = home.read_endpoint(folder)
     if found is None:
         raise errors.NotRunning(f"no yard is running in {folder}", reason=NO_YARD, hint="start one with 'yard up'")
+    ca_file = Path(found.ca) if found.ca else None
     return Target(found.endpoint, token or _token_of(folder), ca_file, folder, found.ephemeral)
 
 
@@ -235,11 +252,12 @@ class Connection:
         return failure
 
     async def until_back(self, lost: errors.NotRunning) -> None:
-        """Waits for a yard that was lost, for instance because it was killed and is started again.
+        """Waits for a yard that was lost, for instance because it was killed and is started again; warns that it does.
 
         Raises:
             NotRunning: `lost` itself, when the yard ended for good or stays away for too long: `PATIENCE_S` seconds on
                 this machine, `PATIENCE_ELSEWHERE_S` elsewhere.
+            YardError: waiting cannot help: its cluster does not have the release any more, or does not let the user in.
         """
         patience_s = PATIENCE_ELSEWHERE_S
         if self.target.home is not None:
@@ -247,10 +265,16 @@ class Connection:
             if yard is None or (yard.ephemeral and not yard.alive):  # nobody starts a yard of one command again
                 raise lost
             patience_s = PATIENCE_S
-        try:
-            await asyncio.wait_for(self._channel.channel_ready(), patience_s)
-        except TimeoutError:
-            raise lost from None
+        # Who has set up no logging reads a warning on stderr, users of the command line among them.
+        logger.warning("the yard does not answer (%s); waiting for up to %.0f s", lost, patience_s)
+        deadline = time.monotonic() + patience_s
+        while (left_s := deadline - time.monotonic()) > 0:
+            with suppress(TimeoutError):
+                return await asyncio.wait_for(self._channel.channel_ready(), min(_LOOK_S, left_s))
+            trouble = self._forward.trouble if self._forward is not None else None
+            if trouble is not None and not isinstance(trouble, errors.NotRunning):
+                raise trouble
+        raise lost
 
     async def close(self) -> None:
         """Ends it, and the way to the yard."""

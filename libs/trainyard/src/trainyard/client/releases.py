@@ -63,12 +63,15 @@ class Gateway:
 
         Raises:
             NotFound: it is not installed there.
+            Conflict: there are several, and any of them may be meant.
             NotRunning, Refused: the cluster does not answer, or does not let the user look.
         """
         with explained(release, "list", "services"):
             found = await _services(api, f"/api/v1/namespaces/{release.namespace}/services", release.release)
         if not found:
             raise await _not_installed(api, release)
+        if len(found) > 1:
+            raise _ambiguous(release, found)
         return cls(api, release, found[0])
 
     @property
@@ -189,6 +192,16 @@ async def _not_installed(api: Api, release: Release) -> errors.NotFound:
         f"no {release}",
         reason="ReleaseNotFound",
         hint=f"there is: {there}" if there else "see 'helm list --all-namespaces'",
+    )
+
+
+def _ambiguous(release: Release, found: list[Object]) -> errors.Conflict:
+    names = ", ".join(sorted(str(each["metadata"]["name"]) for each in found))
+    return errors.Conflict(
+        f"{release}: several gateways are there: {names}",
+        reason="ReleaseAmbiguous",
+        hint="a token belongs to one of them: uninstall what is left of the other, or name yours by its address: "
+        "'yard context add NAME --endpoint HOST:PORT'",
     )
 
 

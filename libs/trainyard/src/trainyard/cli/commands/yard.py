@@ -102,7 +102,7 @@ def down(
         return
     gone = os.pidfd_open(running.pid)
     try:
-        jobs = asyncio.run(_shut_down(running.endpoint, stop_jobs, ask=not yes))
+        jobs = asyncio.run(_shut_down(stop_jobs, ask=not yes))
         _wait_for(gone, running, folder)
     finally:
         os.close(gone)
@@ -111,7 +111,7 @@ def down(
     say(f"the yard is down{what}")
 
 
-async def _shut_down(endpoint: str, stop_jobs: bool, *, ask: bool) -> int:
+async def _shut_down(stop_jobs: bool, *, ask: bool) -> int:
     """Ends the yard of this machine, whichever commands talk to.
 
     Returns:
@@ -119,7 +119,7 @@ async def _shut_down(endpoint: str, stop_jobs: bool, *, ask: bool) -> int:
     """
     from trainyard.client import AsyncClient
 
-    async with AsyncClient(endpoint, token=home.token(home.home())) as client:
+    async with AsyncClient.of_this_machine() as client:
         active = [job async for job in client.list(states_in=_ACTIVE, include_owned=True)]
         if stop_jobs and ask:
             _ask(active)
