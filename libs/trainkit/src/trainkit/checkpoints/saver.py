@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class Saver:
         self._group: Any = dist.new_group(backend="gloo") if world_size > 1 else None
         self._thread: threading.Thread | None = None
         self._buffers: dict[str, Tensor] = {}
+        self._begun: SimpleQueue[tuple[Callable[[], Path], Future[Path]] | None] = SimpleQueue()
         self._pending: Future[Path] | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -59,8 +61,7 @@ class Saver:
         shared = split(snapshot.shared, "", tensors)
         own = split(snapshot.own, f"/ranks/{self._rank}", tensors)
         copies = self._copied(tensors)
-        planner = Planner(tensors, copies, is_main=self._rank == 0)
-        self._start(snapshot, shared, own, planner)
+        self._start(lambda: self._write(snapshot, shared, own, Planner(tensors, copies, is_main=self._rank == 0)))
         if not self._policy.asynchronous:
             self.wait(keep=True)
 
@@ -103,25 +104,31 @@ class Saver:
     def close(self) -> None:
         """Lets the thread end. What was begun is completed."""
         if self._thread is not None:
+            self._begun.put(None)
             self._thread.join()
+            self._thread = None
 
-    def _start(self, snapshot: Snapshot, shared: Any, own: Any, planner: Planner) -> None:
-        future: Future[Path] = Future()
+    def _start(self, write_it: Callable[[], Path]) -> None:
+        """Hands the rest to the thread, which stays: to start one, training would wait until it runs."""
+        if self._thread is None:
+            # A daemon, because a process whose time is up must not wait for it.
+            self._thread = threading.Thread(target=self._complete, name="checkpoint", daemon=True)
+            self._thread.start()
+        self._pending = Future()
+        self._begun.put((write_it, self._pending))
 
-        def write_it() -> None:
+    def _complete(self) -> None:
+        while (begun := self._begun.get()) is not None:
+            write_it, future = begun
             try:
-                future.set_result(self._write(snapshot, shared, own, planner))
+                future.set_result(write_it())
             except BaseException as error:
                 future.set_exception(error)
-
-        # A daemon, because a process whose time is up must not wait for it.
-        self._pending = future
-        self._thread = threading.Thread(target=write_it, name="checkpoint", daemon=True)
-        self._thread.start()
+            del begun, write_it, future  # they hold tensors, and who waits here needs none
 
     def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         copies = {name: self._copy(name, tensor) for name, tensor in tensors.items()}
-        if torch.cuda.is_available():
+        if any(tensor.device.type == "cuda" for tensor in tensors.values()):
             torch.cuda.synchronize()
         return copies
 
