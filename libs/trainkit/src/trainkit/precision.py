@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainkit.errors import InvalidSetup
+from trainkit.errors import InvalidSetup, InvalidStep
 
 Format = Literal["fp32", "bf16", "fp16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,6 +36,11 @@ class Precision:
         return torch.autocast(self._device.type, self.dtype)
 
     def backward(self, loss: Tensor, **options: Any) -> None:
+        if not loss.requires_grad:
+            raise InvalidStep(
+                "training_step returned a loss without a gradient: it was detached or computed without gradients, or "
+                "uses no parameter that is trained"
+            )
         if self.scaler is not None:
             loss = self.scaler.scale(loss)
         loss.backward(**options)

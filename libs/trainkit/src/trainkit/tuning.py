@@ -7,8 +7,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
 from trainkit.data.loader import Loader
 from trainkit.durations import Steps
 from trainkit.errors import InvalidSetup, OutOfMemory
@@ -82,7 +80,7 @@ def _fits(make: Callable[[int], Trainer], size: int, steps: int) -> bool:
 def _tried(make: Callable[[int], Trainer], size: int, steps: int) -> bool:
     try:
         _bare(make(size), steps).fit()
-    except (torch.OutOfMemoryError, RuntimeError, OutOfMemory) as error:
+    except (RuntimeError, MemoryError, OutOfMemory) as error:
         if not is_out_of_memory(error) and not isinstance(error, OutOfMemory):
             raise
         return False

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from trainkit.config import ConfigError, RunConfig, load, parse
+from trainkit.config import CheckpointSettings, Component, ConfigError, RunConfig, load, parse
 from trainkit.errors import InvalidSetup
 
 TEXT = """\
@@ -51,6 +51,22 @@ def test_a_file_makes_a_run_that_leaves_its_settings_numbers_and_best_weights(tm
     assert rates == pytest.approx([0.1 * (1 - step / 12) for step in range(1, 13)])
     assert (tmp_path / "metrics.csv").exists() and (tmp_path / "best" / "model.safetensors").exists()
     assert fit.trainer.parameters["optimizer"] == {"type": "SGD", "lr": 0.1}
+
+
+def test_settings_in_code_are_those_of_a_file(tmp_path: Path) -> None:
+    text = (
+        f"{{max_duration: 2ep, batch_size: 8, optimizer: {{type: SGD, lr: 0.1}}, checkpoints: {{folder: {tmp_path}}}}}"
+    )
+    config = RunConfig(
+        max_duration="2ep",
+        batch_size=8,
+        optimizer=Component("SGD", {"lr": 0.1}),
+        checkpoints=CheckpointSettings(folder=str(tmp_path)),
+    )
+    assert config == parse(text, RunConfig)
+    fit = config.trainer(module=Line(), train=TensorDataset(torch.ones(24, 1)), device="cpu").fit()
+    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**6)
+    assert load(tmp_path / "config.yaml", RunConfig) == config
 
 
 def test_evaluation_sets_by_name_get_loaders_and_own_parts_are_added(tmp_path: Path) -> None:

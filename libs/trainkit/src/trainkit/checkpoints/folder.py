@@ -110,11 +110,12 @@ def read_manifest(path: Path) -> Manifest:
     try:
         body: dict[str, Any] = json.loads((path / MANIFEST).read_text())
         files = [Stored(**entry) for entry in body["files"]]
+        found = body["format"]
         manifest = Manifest(body["step"], body["world_size"], body["results"], files, body.get("turn", 0))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{path}: {MANIFEST} cannot be read: {error!r}") from error
-    if body["format"] != FORMAT:
-        raise DamagedCheckpoint(f"{path} has format {body['format']}, this trainkit reads format {FORMAT}")
+    if found != FORMAT:
+        raise DamagedCheckpoint(f"{path} has format {found}, this trainkit reads format {FORMAT}")
     return manifest
 
 

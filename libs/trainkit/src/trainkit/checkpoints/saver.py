@@ -25,7 +25,7 @@ from trainkit.checkpoints.policy import Checkpoints
 from trainkit.checkpoints.shards import INDEX, Planner, file_of, index_of, write_shard
 from trainkit.checkpoints.snapshot import SHARED, Snapshot, own_file
 from trainkit.checkpoints.tree import split
-from trainkit.errors import CheckpointError
+from trainkit.errors import CheckpointError, InvalidSetup
 from trainkit.sharded import local
 
 
@@ -48,7 +48,12 @@ class Saver:
         self._buffers: dict[str, Tensor] = {}
         self._begun: SimpleQueue[tuple[Callable[[], Path], Future[Path]] | None] = SimpleQueue()
         self._pending: Future[Path] | None = None
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidSetup(
+                f"checkpoints cannot be written to {folder}: {error.strerror}; choose another folder"
+            ) from error
 
     def save(self, snapshot: Snapshot) -> None:
         """Returns when the tensors are copied; waits before that for the previous checkpoint.

@@ -98,6 +98,10 @@ class Loader:
         count = len(self._indices_of(epoch))
         return count // self.batch_size if self._drop_last else -(-count // self.batch_size)
 
+    def length(self, epoch: int) -> int:
+        """Samples in an epoch."""
+        return len(self._indices_of(epoch))
+
     def samples(self, position: int) -> int:
         """Samples in the batch at `position` of the present epoch, over all processes."""
         return min(self.batch_size, len(self._indices) - position * self.batch_size)

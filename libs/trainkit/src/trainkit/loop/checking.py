@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from trainkit.callbacks.base import Callback
 from trainkit.checkpoints.policy import Checkpoints
+from trainkit.data.loader import Loader
 from trainkit.durations import duration
 from trainkit.errors import InvalidSetup
+from trainkit.loop.parts import named_sets
+from trainkit.metrics.base import Metric
+from trainkit.metrics.names import refuse_unknown
 from trainkit.trackers.base import Tracker
 from trainkit.trainer import Trainer
 
@@ -37,6 +42,7 @@ def check(trainer: Trainer) -> None:
     _check_data(trainer)
     _check_durations(trainer)
     _check_members(trainer)
+    _check_metrics(trainer)
 
 
 def _check_module(module: Any) -> None:
@@ -48,6 +54,13 @@ def _check_module(module: Any) -> None:
         )
     if not isinstance(module, nn.Module):
         raise InvalidSetup(f"module is a {type(module).__name__}: give a torch.nn.Module")
+    if lazy := [name for name, p in module.named_parameters() if is_lazy(p)]:
+        raise InvalidSetup(
+            f"{', '.join(lazy[:3])} of {type(module).__name__} has no shape yet: send one batch through the module "
+            "before it is trained, so that every process and every checkpoint has the same parameters"
+        )
+    if not any(p.requires_grad for p in module.parameters()):
+        raise InvalidSetup(f"nothing to train: no parameter of {type(module).__name__} requires a gradient")
 
 
 def _check_factories(trainer: Trainer) -> None:
@@ -70,8 +83,8 @@ def _check_numbers(trainer: Trainer) -> None:
         raise InvalidSetup(
             f"clip_norm has to be a number greater than 0, not {trainer.clip_norm!r}; None does not clip"
         )
-    if not _whole(trainer.seed):
-        raise InvalidSetup(f"seed has to be a whole number, not {trainer.seed!r}")
+    if not _whole(trainer.seed) or not -(2**63) <= trainer.seed < 2**63:
+        raise InvalidSetup(f"seed has to be a whole number of 64 bits, not {trainer.seed!r}")
 
 
 def _check_data(trainer: Trainer) -> None:
@@ -84,6 +97,9 @@ def _check_data(trainer: Trainer) -> None:
         iterable = hasattr(data, "__iter__") or hasattr(data, "__getitem__")
         if not iterable or isinstance(data, (str, bytes, type)):
             raise InvalidSetup(f"{name} is a {_kind(data)}: give a trainkit.data.Loader, or any iterable of batches")
+        samples = data.dataset if isinstance(data, Loader) else data
+        if name != "train" and hasattr(samples, "__len__") and not len(samples):
+            raise InvalidSetup(f"{name} is empty: give it at least one sample, or leave it out")
 
 
 def _check_durations(trainer: Trainer) -> None:
@@ -106,6 +122,12 @@ def _check_members(trainer: Trainer) -> None:
             f"metrics is a {_kind(trainer.metrics)}: give them by the names that evaluation_step uses, as in "
             "{'accuracy': MulticlassAccuracy(10)}"
         )
+    for name, metric in trainer.metrics.items():
+        if isinstance(metric, type) or not isinstance(metric, Metric):
+            raise InvalidSetup(
+                f"metrics[{name!r}] is a {_kind(metric)}: give a torchmetrics.Metric, or what has update, compute, "
+                "reset and to"
+            )
     if trainer.checkpoints is not None and not isinstance(trainer.checkpoints, Checkpoints):
         raise InvalidSetup(
             f"checkpoints is a {_kind(trainer.checkpoints)}: give trainkit.Checkpoints(folder=..., every=...), or None"
@@ -113,6 +135,16 @@ def _check_members(trainer: Trainer) -> None:
     names = [callback.name for callback in trainer.callbacks]
     if double := next((name for name in names if names.count(name) > 1), None):
         raise InvalidSetup(f"two callbacks are called {double!r}: their states need different names, override `name`")
+
+
+def _check_metrics(trainer: Trainer) -> None:
+    if "loss" in trainer.metrics:
+        raise InvalidSetup("a metric is called 'loss', as the mean loss of an evaluation is: give it another name")
+    if trainer.checkpoints is not None and trainer.checkpoints.best is not None:
+        metric = trainer.checkpoints.best.metric
+        _told(
+            "Checkpoints(best=...)", lambda _: refuse_unknown(metric, named_sets(trainer.evaluate), trainer.metrics), 0
+        )
 
 
 def _each(setting: str, given: Any, kind: type, wanted: str) -> None:

@@ -33,6 +33,7 @@ from trainkit.loop.checking import check
 from trainkit.loop.desync import compare
 from trainkit.loop.losses import Mean, loss_of
 from trainkit.loop.parts import cadence, named_sets, noted, run_context, totals, with_last
+from trainkit.loop.peers import note_loss
 from trainkit.loop.signals import Signals
 from trainkit.loop.window import Window
 from trainkit.module import Loss
@@ -106,7 +107,9 @@ class Fit:
         trainer = self.trainer
         self.strategy.open(trainer.device)
         closing.callback(self.strategy.close)
-        torch.use_deterministic_algorithms(trainer.deterministic)
+        if trainer.deterministic:
+            closing.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
+            torch.use_deterministic_algorithms(True)
         seed_everything(trainer.seed if self.strategy.rank == 0 else mixed(trainer.seed, self.strategy.rank))
         self.feed = self._bound(feed(trainer.train))
         # Copies: a loader that is trained on and evaluated keeps its place in training.
@@ -148,6 +151,7 @@ class Fit:
 
     def _fail(self, error: BaseException) -> None:
         """Tells everybody. What fails in turn is noted, so that nobody misses the error and it stays the one raised."""
+        note_loss(error)
         outcome: Outcome = "stopped" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
         for hook in self._hooks.on_error:
             noted(hook, self, error)

@@ -19,6 +19,7 @@ def read(optimizer: Optimizer, module: nn.Module) -> dict[str, Any]:
     """State and settings as a tree; its tensors are the live ones."""
     names = {id(p): name for name, p in module.named_parameters()}
     return {
+        "type": type(optimizer).__name__,
         "state": {names[id(p)]: dict(state) for p, state in optimizer.state.items() if id(p) in names},
         "groups": [
             {
@@ -40,8 +41,14 @@ def write(optimizer: Optimizer, module: nn.Module, stored: Mapping[str, Any], pa
     """Takes over what `read` returned.
 
     Raises:
-        WrongCheckpoint: it is of an optimizer with other parameters.
+        WrongCheckpoint: it is of another optimizer, or of one with other parameters.
     """
+    kind = type(optimizer).__name__
+    if (before := stored.get("type", kind)) != kind:
+        raise WrongCheckpoint(
+            f"{path} has the state of {before} and this run has {kind}: go on with {before}, or begin another run from "
+            "the checkpoint's weights (trainkit.checkpoints.export)"
+        )
     parameters = dict(module.named_parameters())
     present = read(optimizer, module)["groups"]
     if [group["names"] for group in present] != [group["names"] for group in stored["groups"]]:

@@ -86,14 +86,14 @@ class Recovery:
         evaluate, state = self._strategy.evaluate, random.capture(self._strategy.device)
         try:
             return evaluate(batch)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         free()
         random.restore(state, self._strategy.device)
         try:
             return evaluate(batch)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             self._tell()
@@ -107,7 +107,7 @@ class Recovery:
         aside, loss = self._set_aside(), None
         try:
             loss = attempt(batch, share)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
+        except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         if loss is None:  # outside of the handler, because the exception's frames hold what has to be freed
@@ -158,4 +158,4 @@ class Recovery:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether the device or the host could not give the memory that was asked for."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

@@ -22,7 +22,7 @@ from trainkit.checkpoints.policy import Checkpoints
 from trainkit.checkpoints.snapshot import SHARED, Snapshot, own_file
 from trainkit.checkpoints.tree import join, names, split
 from trainkit.errors import CheckpointError, DamagedCheckpoint, WrongCheckpoint
-from trainkit.loop import optimizers
+from trainkit.loop import optimizers, sameness
 from trainkit.sharded import is_sharded
 from trainkit.strategies.base import Strategy
 
@@ -41,6 +41,7 @@ def take(fit: Fit) -> Snapshot:
 def _shared(fit: Fit) -> dict[str, Any]:
     return {
         "state": fit.state.to_dict(),
+        "about": sameness.described(fit),
         "model": fit.strategy.weights(),
         "optimizer": optimizers.read(fit.optimizer, fit.module),
         "schedule": fit.schedule.state_dict() if fit.schedule is not None else {},
@@ -108,13 +109,19 @@ def _chosen(policy: Checkpoints, folder: Path) -> Path | None:
     if given:
         folders.verify(Path(given))
         return Path(given)
-    for step in reversed(folders.by_age(folder)):
+    present = folders.by_age(folder)
+    for step in reversed(present):
         try:
             folders.verify(folder / f"step-{step}")
         except DamagedCheckpoint as damage:
             _log.warning("not going on from step %d: %s", step, damage)
         else:
             return folder / f"step-{step}"
+    if present:  # starting anew would write over what may be mended
+        raise DamagedCheckpoint(
+            f"none of the {len(present)} checkpoint(s) in {folder} is as it was written: bring them back, or move "
+            "them away to start anew"
+        )
     if policy.resume == "must":
         raise CheckpointError(f"resume='must' and {folder} has no good checkpoint")
     return None
@@ -173,6 +180,7 @@ def _tensors(fit: Fit, path: Path, index: Mapping[str, Any], wanted: list[str]) 
 def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> None:
     fit.state.load(state["state"])
     fit.state.finished = False
+    sameness.settle(fit, path, state)
     fit.strategy.put_weights(state["model"])
     optimizers.write(fit.optimizer, fit.module, state["optimizer"], path)
     if fit.schedule is not None:

@@ -188,7 +188,10 @@ class Strategy:
 def chosen(device: torch.device | str | None, local_rank: int) -> torch.device:
     """The device that was asked for, else this process's accelerator, else the CPU."""
     if device is not None:
-        return torch.device(device)
+        try:
+            return torch.device(device)
+        except RuntimeError:
+            raise InvalidSetup(f"device={device!r}: give for instance 'cpu', 'cuda' or 'cuda:1', or None") from None
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator()
         assert kind is not None

@@ -12,7 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
+from trainkit.errors import InvalidStep
 from trainkit.precision import Precision
 from trainkit.strategies.base import Strategy, TrainingStep, chosen
 
@@ -73,6 +75,7 @@ class DDP(Distributed):
     ) -> None:
         self._find_unused, self._bucket_mb, self._hook = find_unused, bucket_mb, communication_hook
         self._wrapped, self._accumulating, self._apart = wrapped, False, False
+        self._looks = wrapped and not find_unused
 
     def prepare(self, module: nn.Module, precision: Precision) -> None:
         self.module, self.precision = module.to(self.device), precision
@@ -109,7 +112,22 @@ class DDP(Distributed):
         finally:
             self._accumulating = False
 
+    def step(self, optimizer: Optimizer) -> bool:
+        if self._looks:  # once, before the first update: torch tells of it in the next step, when weights went apart
+            self._looks = False
+            self._refuse_unused()
+        return super().step(optimizer)
+
+    def _refuse_unused(self) -> None:
+        named = self.module.named_parameters()
+        if unused := [name for name, p in named if p.requires_grad and p.grad is None]:
+            raise InvalidStep(
+                f"training_step made no gradient for {', '.join(unused[:5])}, for which ddp waits: freeze what is not "
+                "used (requires_grad_(False)), or, when steps use different parts, give strategy=DDP(find_unused=True)"
+            )
+
     def alone(self, batch: Any) -> Any:
+        self._looks = False
         if not self._wrapped:
             return self._step(batch)
         with self._replica.no_sync():

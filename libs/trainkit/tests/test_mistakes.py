@@ -1,0 +1,233 @@
+"""What goes wrong in the hands of a user: it is told before it costs anything, and nothing is silently another run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import Dataset
+from trainkit import Checkpoints
+from trainkit.checkpoints import Best
+from trainkit.data import Loader
+from trainkit.errors import CheckpointError, InvalidSetup, InvalidStep, WrongCheckpoint
+from trainkit.metrics import WholeSet
+
+from libs.trainkit.tests.slope import Slope, ones, trainer
+
+
+class Unshaped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(1)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        return self.layer(batch[0][:, None]).mean()
+
+
+class Still(Slope):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w.requires_grad_(False)
+
+
+BEST = Checkpoints(folder="nowhere", best=Best(metric="val/acc"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"module": Unshaped()}, "layer.weight, layer.bias of Unshaped has no shape yet: send one batch through"),
+        ({"module": Still()}, "nothing to train: no parameter of Still requires a gradient"),
+        ({"evaluate": {"a": Loader(ones(0), 8)}}, r"evaluate\['a'\] is empty: give it at least one sample"),
+        ({"evaluate": []}, "evaluate is empty"),
+        ({"metrics": {"hits": 3}}, r"metrics\['hits'\] is a int: give a torchmetrics.Metric"),
+        ({"metrics": {"hits": Slope}}, r"metrics\['hits'\] is a class \(Slope\), not an instance"),
+        ({"checkpoints": BEST}, r"Checkpoints\(best=...\): nothing is evaluated"),
+        ({"checkpoints": BEST, "evaluate": Loader(ones(8), 8)}, "no result is called 'val/acc'; there will be: val/lo"),
+        ({"seed": 2**63}, "seed has to be a whole number of 64 bits"),
+        ({"device": "gpu"}, "device='gpu': give for instance 'cpu', 'cuda' or 'cuda:1', or None"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_training(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSetup, match=message):
+        trainer(**options).fit()
+
+
+def test_a_metric_cannot_be_called_as_the_loss_is() -> None:
+    class Mean(WholeSet):
+        def score(self, rows: Tensor) -> Tensor:
+            return rows.mean()
+
+    with pytest.raises(InvalidSetup, match="a metric is called 'loss'"):
+        trainer(evaluate=Loader(ones(8), 8), metrics={"loss": Mean()}).fit()
+
+
+def test_a_loss_without_a_gradient_is_told_where_it_comes_from() -> None:
+    class Detached(Slope):
+        def training_step(self, batch: list[Tensor]) -> Any:
+            return super().training_step(batch).detach()
+
+    with pytest.raises(InvalidStep, match="training_step returned a loss without a gradient"):
+        trainer(module=Detached()).fit()
+
+
+def test_a_deterministic_run_refuses_what_is_not_and_leaves_the_program_as_it_was() -> None:
+    class Put(Slope):
+        def training_step(self, batch: list[Tensor]) -> Any:
+            twice = torch.zeros(3).put_(torch.tensor([0, 0]), self.w.expand(2))
+            return super().training_step(batch) + twice.sum()
+
+    with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
+        trainer(module=Put(), deterministic=True).fit()
+    assert not torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        trainer(max_duration="1st").fit()
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class Broken(Dataset[Any]):
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> Tensor:
+        if index == 50:
+            raise KeyError("no file number 50")
+        return torch.ones(())
+
+
+def test_an_error_of_a_dataset_ends_the_run_whichever_process_reads_it() -> None:
+    for workers in (0, 2):
+        with pytest.raises(KeyError, match="no file number 50"):
+            trainer(train=Loader(Broken(), 8, num_workers=workers)).fit()
+
+
+def test_the_memory_of_the_host_counts_as_the_device_s() -> None:
+    class Greedy(Slope):
+        calls = 0
+
+        def training_step(self, batch: list[Tensor]) -> Any:
+            self.calls += 1
+            if self.calls == 3:
+                raise MemoryError
+            return super().training_step(batch)
+
+    fit = trainer(module=Greedy(), out_of_memory="retry").fit()
+    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**24)
+
+
+def test_evaluations_within_an_accumulation_window_change_nothing() -> None:
+    class Deep(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(1)
+            self.body = nn.Sequential(nn.Linear(1, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+        def training_step(self, batch: list[Tensor]) -> Tensor:
+            return ((self.body(batch[0][:, None]) - 2) ** 2).mean()
+
+    def weights(every: str | None) -> dict[str, Tensor]:
+        options = {"evaluate": Loader(ones(20), 8), "evaluate_every": every, "evaluate_last": False}
+        fit = trainer(module=Deep(), accumulate=4, optimizer=partial(torch.optim.AdamW, lr=0.01), **options).fit()
+        assert fit.state.evaluations == (24 if every else 0)
+        return dict(fit.module.state_dict())
+
+    often, never = weights("1st"), weights(None)
+    assert all(torch.equal(often[name], never[name]) for name in never)
+
+
+# Going on from a checkpoint
+
+
+class Extra(Slope):
+    def __init__(self) -> None:
+        super().__init__()
+        self.spare = nn.Linear(1, 1).requires_grad_(False)
+
+
+def halved(optimizer: Any, totals: Any) -> StepLR:
+    return StepLR(optimizer, 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ({}, {"optimizer": partial(torch.optim.AdamW, lr=0.1)}, "state of SGD and this run has AdamW: go on with SGD"),
+        ({"schedule": halved}, {}, "made with StepLR and this run has none: go on with the same"),
+        ({}, {"schedule": halved}, "made with no schedule and this run has StepLR"),
+        ({"module": Extra()}, {"module": Slope()}, "has spare.bias, spare.weight, which the module has not"),
+        ({"module": Slope()}, {"module": Extra()}, "has no /model/spare"),
+        (
+            {"max_duration": "5st"},
+            {"train": Loader(ones(50), 8)},
+            "after 40 of 96 samples in batches of 8; this run has 50 samples in batches of 8",
+        ),
+    ],
+    ids=["optimizer", "no schedule", "schedule", "weights gone", "new weights", "data"],
+)
+def test_a_run_of_something_else_does_not_go_on(before: Any, after: Any, message: str, tmp_path: Path) -> None:
+    policy = Checkpoints(folder=tmp_path)
+    trainer(checkpoints=policy, **{"max_duration": "1ep", **before}).fit()
+    with pytest.raises(WrongCheckpoint, match=message):
+        trainer(checkpoints=policy, **after).fit()
+
+
+class Numbers(Dataset[Any]):
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(float(index))
+
+
+class Seen(Slope):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[float] = []
+
+    def training_step(self, batch: Tensor) -> Any:
+        self.rows += batch.tolist()
+        return super().training_step([torch.ones_like(batch)])
+
+
+@pytest.mark.parametrize(("size", "again"), [(16, 8), (4, 0), (20, 0), (96, 40)])
+def test_batches_of_another_size_go_on_at_the_same_sample(size: int, again: int, tmp_path: Path) -> None:
+    policy, first, rest, whole = Checkpoints(folder=tmp_path), Seen(), Seen(), Seen()
+    trainer(module=whole, train=Loader(Numbers(), 8), max_duration="1ep").fit()
+    trainer(module=first, train=Loader(Numbers(), 8), max_duration="5st", checkpoints=policy).fit()
+    trainer(module=rest, train=Loader(Numbers(), size), max_duration="1ep", checkpoints=policy).fit()
+    assert first.rows == whole.rows[:40]
+    assert rest.rows == whole.rows[40 - again :]
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Iterator[Path]:
+    trainer(checkpoints=Checkpoints(folder=tmp_path)).fit()
+    yield tmp_path
+
+
+def test_a_run_does_not_begin_anew_over_checkpoints_that_are_all_damaged(checkpoints: Path) -> None:
+    for file in checkpoints.glob("*/*.safetensors"):
+        file.write_bytes(b"nothing")
+    with pytest.raises(CheckpointError, match=r"none of the 2 checkpoint\(s\) in .* is as it was written: bring them"):
+        trainer(checkpoints=Checkpoints(folder=checkpoints)).fit()
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"step": 24, "world_size": 1, "results": {}, "files": []}', "", "\0"])
+def test_a_manifest_that_is_none_is_passed_over(text: str, checkpoints: Path) -> None:
+    (checkpoints / "step-24" / "manifest.json").write_text(text)
+    assert trainer(checkpoints=Checkpoints(folder=checkpoints)).fit().resumed_step == 12
+
+
+def test_a_folder_that_cannot_be_one_is_told_before_training(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(InvalidSetup, match=r"checkpoints cannot be written to .*file: .*; choose another folder"):
+        trainer(checkpoints=Checkpoints(folder=tmp_path / "file")).fit()
