@@ -22,15 +22,15 @@ from scripts.testbed.cluster import locks
 from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.cluster.images import BUSYBOX
 from scripts.testbed.patience import PATIENCE_S
-from tests.checker import Api, Stored, differences
+from tests.checker import Api, differences
 from tests.cluster.release import Release
 from tests.cluster.yards import machine_template
 from tests.conftest import wait_until
 from tests.faults.trainer import evidence
 
-# A pod that dies takes along what it had not delivered. What other nodes than the first logged before a checkpoint of
-# one file is not in its cut, so that a resumed series of theirs begins at the checkpoint.
-_GOES_WITH_A_POD = re.compile(r"(attempt 1 rank \d|stitched rank 1) .*: step \d+ missing")
+# A pod that dies takes along what it had not delivered. What the first node had logged before a checkpoint is stored
+# with it; what the other one had not delivered by then is in no attempt's series, nor in the stitched ones.
+_GOES_WITH_A_POD = re.compile(r"(?:attempt 1 rank \d|stitched rank 1) .*: step (\d+) missing")
 
 SERVICES = ("scheduler", "launcher", "metrics", "artifacts", "redis")
 TRAINER = Path(evidence.__file__).parent
@@ -39,7 +39,11 @@ _DIARIES = "/diaries"
 
 @contextmanager
 def installation(cluster: Cluster, folder: Path, **values: Any) -> Iterator[Release]:
-    """A small installation in a namespace of its own; its jobs may mount folders of the nodes."""
+    """A small installation in a namespace of its own; its jobs may mount folders of the nodes.
+
+    Args:
+        values: of the chart; those of one part are added to what is set for it here.
+    """
     namespace = f"trains-{secrets.token_hex(4)}"
     folder.chmod(0o755)
     release = Release(cluster, namespace, folder)
@@ -64,8 +68,9 @@ def _install(release: Release, values: Mapping[str, Any]) -> None:
         "jobs": {"podTemplate": machine_template(), "hostPaths": True},
         "gateway": {"replicas": 1},
         "launcher": {"env": {"TRAINYARD_LAUNCHER_AGENT_CPU": 0.05}},
+        "operator": release.values["operator"],
     }
-    release.install(**(given | dict(values)))
+    release.install(**(given | {part: given.get(part, {}) | value for part, value in values.items()}))
 
 
 def _remove(release: Release) -> None:
@@ -96,25 +101,32 @@ def settle(release: Release) -> None:
 _SELECTOR = ["--selector=app.kubernetes.io/instance=yard"]
 
 
-def pods_of(release: Release, job_id: str) -> list[dict[str, Any]]:
-    """The pods of a job, by node."""
-    found = release.objects("pods", f"--selector=trainyard.dev/job-id={job_id}")
-    return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+def pods_of(release: Release, job_id: str, attempt: int) -> list[dict[str, Any]]:
+    """The pods of a job's attempt, by node."""
+    found = release.objects("pods", f"--selector=trainyard.dev/job-id={job_id},trainyard.dev/fence={attempt}")
+    return sorted(found, key=lambda pod: int(pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]))
 
 
-def await_pods(release: Release, job_id: str, phase: str = "") -> list[dict[str, Any]]:
-    """Returns the two pods of a job when both are there, in a phase when one is given."""
+def await_pods(release: Release, job_id: str, phase: str = "", attempt: int = 1) -> list[dict[str, Any]]:
+    """Returns the two pods of an attempt when both are there, in a phase when one is given."""
     found: list[dict[str, Any]] = []
 
     def there() -> bool:
-        found[:] = pods_of(release, job_id)
+        found[:] = pods_of(release, job_id, attempt)
         return len(found) == 2 and all(phase in ("", pod["status"]["phase"]) for pod in found)
 
-    try:
+    with explained(release, job_id):
         wait_until(there, f"two pods {phase}")
-    except AssertionError as error:
-        raise AssertionError(f"{error}\n{release.yard('explain', job_id)}\n{release.state()}") from error
     return found
+
+
+@contextmanager
+def explained(release: Release, job_id: str) -> Iterator[None]:
+    """Adds to a failure what the yard and the cluster know."""
+    try:
+        yield
+    except (AssertionError, TimeoutError) as error:
+        raise AssertionError(f"{error}\n{release.yard('explain', job_id)}\n{release.state()}") from error
 
 
 def lives(pods: list[dict[str, Any]]) -> list[tuple[str, int]]:
@@ -125,9 +137,19 @@ def lives(pods: list[dict[str, Any]]) -> list[tuple[str, int]]:
     ]
 
 
-def but_for_a_dead_pod(differences: list[str]) -> list[str]:
-    """Differences that the death of the first attempt's pods does not explain."""
-    return [each for each in differences if not _GOES_WITH_A_POD.fullmatch(each)]
+def but_for_a_dead_pod(differences: list[str], stored: int) -> list[str]:
+    """Differences that the death of the first attempt's pods does not explain.
+
+    Args:
+        stored: the step up to which everything was stored before they died.
+    """
+    return [each for each in differences if _missing(each) <= stored]
+
+
+def _missing(difference: str) -> int:
+    """The step that is missing, where that can be explained; 0 for any other difference."""
+    found = _GOES_WITH_A_POD.fullmatch(difference)
+    return int(found[1]) if found else 0
 
 
 def applied(release: Release, file: Path) -> str:
@@ -139,6 +161,20 @@ def applied(release: Release, file: Path) -> str:
         *("wait", "--for=condition=Accepted", f"trainingjob/{name}", f"--timeout={int(PATIENCE_S)}s"),
     )
     return str(json.loads(release.kubectl("get", f"trainingjob/{name}", "--output=json"))["status"]["jobId"])
+
+
+def await_described(release: Release, name: str, *words: str) -> None:
+    """Waits until `kubectl describe` says all this of a job."""
+    said = [""]
+
+    def told() -> bool:
+        said[0] = release.kubectl("describe", "trainingjob", name)
+        return all(word in said[0] for word in words)
+
+    try:
+        wait_until(told, f"{name} to say {words}")
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{said[0]}\n{release.state()}") from error
 
 
 @dataclass(frozen=True)
@@ -157,7 +193,7 @@ class Training:
 
     @classmethod
     def start(cls, release: Release, folder: Path, name: str, seed: int) -> Training:
-        """Submits it by the SDK."""
+        """Submits it by kubectl."""
         code, diaries = folder / "code", folder / "diaries"
         shutil.copytree(TRAINER, code, ignore=shutil.ignore_patterns("__pycache__"))
         diaries.mkdir()
@@ -173,13 +209,16 @@ class Training:
             "outputs": [{"path": "exports", "artifact": f"{name}-model"}],
             "retries": {"limit": 3, "backoff": "100ms"},
             "gracePeriod": "5s",
-            "kubernetes": {"volumes": [{"name": "diaries", "mountPath": _DIARIES, "hostPath": str(diaries)}]},
+            "kubernetes": {
+                "volumes": [{"name": "diaries", "mountPath": _DIARIES, "hostPath": str(diaries)}],
+                "topology": "spread",
+            },
         }
-        file = code / "job.yaml"
         header = {"apiVersion": "trainyard.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}}
+        file, rendered = code / "job.yaml", folder / "rendered.yaml"
         file.write_text(json.dumps(header | {"spec": spec}))
-        with release.client() as client:
-            return cls(release, client.submit(file).id, name, diaries, seed)
+        rendered.write_text(release.yard("render", file))
+        return cls(release, applied(release, rendered), name, diaries, seed)
 
     @property
     def steps(self) -> int:
@@ -189,19 +228,40 @@ class Training:
     def advance(self, steps: int) -> None:
         """Waits until the workers did this many steps more: the proof that training goes on."""
         goal = self.steps + steps
-        wait_until(lambda: self.steps >= goal, f"{steps} further steps of training\n{self.release.state()}")
+        with explained(self.release, self.job_id):
+            wait_until(lambda: self.steps >= goal, f"{steps} further steps of training")
 
     def told(self) -> list[evidence.Told]:
         """The diaries so far."""
         return list(evidence.read_diaries(self.folder))
 
-    def pods(self) -> list[dict[str, Any]]:
-        return pods_of(self.release, self.job_id)
+    def pods(self, attempt: int = 1) -> list[dict[str, Any]]:
+        return await_pods(self.release, self.job_id, attempt=attempt)
 
-    def await_checkpoint(self) -> None:
-        """Returns when one is stored."""
-        with self.release.client() as client:
-            wait_until(lambda: any(client.versions(kind="checkpoint", job=self.job_id)), "a checkpoint")
+    def await_attempt(self, number: int) -> None:
+        """Returns when both workers of an attempt train."""
+        with explained(self.release, self.job_id):
+            wait_until(lambda: self._training(number) == 2, f"attempt {number}")
+
+    def _training(self, attempt: int) -> int:
+        return sum(each.attempt == attempt and bool(each.steps) for each in self.told())
+
+    def first_step(self, attempt: int) -> int:
+        """Of both workers."""
+        return min(step for each in self.told() if each.attempt == attempt for step in each.steps)
+
+    def await_checkpoint(self) -> int:
+        """Returns a step: its checkpoint is stored, and so is all that both workers logged until then."""
+        with explained(self.release, self.job_id), self._api() as api:
+            wait_until(lambda: api.checkpoints(self.job_id), "a checkpoint")
+            step = min(step for step, _ in api.checkpoints(self.job_id))
+            wait_until(lambda: self._is_stored(api, step), f"what was logged until step {step}")
+        return step
+
+    def _is_stored(self, api: Api, step: int) -> bool:
+        """Whether all that the first attempt logged until then is."""
+        found = differences(self.seed, self.told(), api.records(self.job_id), over=False)
+        return not any(0 < _missing(each) <= step for each in found)
 
     def finish(self) -> tuple[list[str], list[str]]:
         """Tells the workers that it is enough, and waits for the end.
@@ -213,10 +273,13 @@ class Training:
         with self.release.client() as client:
             ended = client.job(self.job_id).wait(2 * PATIENCE_S, check=False)
         reasons = [attempt.exit.reason for attempt in ended.attempts]
-        return reasons, differences(self.seed, self.told(), self._stored())
+        with self._api() as api:
+            return reasons, differences(self.seed, self.told(), api.stored(self.job_id, f"{self.name}-model"))
 
-    def _stored(self) -> Stored:
-        with self.release.reached() as user:
-            ca_file = Path(user["TRAINYARD_CA_FILE"])
-            with Api(user["TRAINYARD_ENDPOINT"], user["TRAINYARD_TOKEN"], ca_file) as api:
-                return api.stored(self.job_id, f"{self.name}-model")
+    @contextmanager
+    def _api(self) -> Iterator[Api]:
+        with (
+            self.release.reached() as user,
+            Api(user["TRAINYARD_ENDPOINT"], user["TRAINYARD_TOKEN"], Path(user["TRAINYARD_CA_FILE"])) as api,
+        ):
+            yield api

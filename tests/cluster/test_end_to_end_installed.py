@@ -22,7 +22,7 @@ from tests.cluster.installed import (
     settle,
 )
 from tests.cluster.release import Release
-from tests.conftest import REPOSITORY, wait_until
+from tests.conftest import REPOSITORY
 
 pytestmark = [pytest.mark.exhaustive, pytest.mark.usefixtures("cluster"), pytest.mark.timeout(8 * PATIENCE_S)]
 
@@ -69,14 +69,14 @@ def test_digits_applied_by_kubectl_train_on_two_nodes_to_their_accuracy(release:
 
 def test_a_killed_worker_pod_has_its_job_go_on_from_the_checkpoint(release: Release, tmp_path: Path) -> None:
     training = Training.start(release, tmp_path, "killed", seed=1)
-    training.await_checkpoint()
+    stored = training.await_checkpoint()
     killed = training.pods()[1]["metadata"]["name"]
     release.kubectl("delete", "pod", killed, "--grace-period=0", "--force")
-    wait_until(lambda: any(each.attempt == 2 for each in training.told()), "a second attempt")
+    training.await_attempt(2)
     reasons, found = training.finish()
     assert reasons == ["PodDeleted", "Completed"]
-    assert but_for_a_dead_pod(found) == []
-    assert min(step for each in training.told() if each.attempt == 2 for step in each.steps) > 1
+    assert but_for_a_dead_pod(found, stored) == []
+    assert training.first_step(attempt=2) > stored
 
 
 def test_services_deleted_one_after_the_other_do_not_touch_training(release: Release, tmp_path: Path) -> None:
