@@ -105,6 +105,15 @@ def prune(gone: Callable[[str, str], bool], before: float) -> None:
                 _remove("rmi", *(names or [each["id"]]))
 
 
+def remove(wanted: Callable[[str], bool]) -> None:
+    """Removes the images whose repository is wanted, and the layers that only they have."""
+    with alone():
+        for each in _listed("images"):
+            names = [name for name in each["names"] or [] if wanted(name.rpartition(":")[0])]
+            if names:
+                _remove("rmi", *names)
+
+
 def _listed(kind: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(run(kind, "--json")) or []
     return found

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,10 +121,19 @@ def test_the_agents_image_copies_it_to_a_volume_of_somebody_else(agent: Path) ->
     assert (target / "bin/python").stat().st_mode & 0o111
 
 
-@pytest.mark.exhaustive
-@pytest.mark.timeout(7200)
-def test_the_worker_image_trains() -> None:
-    images.archive("worker")
-    with images.mounted(images.reference("worker")) as root:
-        code = "import torch, deepspeed, trainkit; print(torch.ones(2).sum().item())"
-        assert run_in(root, "/opt/worker/bin/python", "-c", code, HOME="/tmp").split()[-1] == "2.0"
+def listed_for_the_worker(folder: Path, *another_torch: str) -> set[str]:
+    """The packages that the worker's image gets from PyPI."""
+    script = REPOSITORY / "images" / "worker" / "list"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    command = ["sh", str(script), str(folder), *another_torch]
+    subprocess.run(command, cwd=REPOSITORY, env=os.environ | {"PATH": path}, check=True, timeout=PATIENCE_S)
+    return set(re.findall(r"^([a-z][^=]*)==", (folder / "packages.txt").read_text(), re.MULTILINE))
+
+
+def test_the_worker_has_nothing_of_cuda_when_pytorch_comes_from_another_index(tmp_path: Path) -> None:
+    usual, another = listed_for_the_worker(tmp_path / "usual"), listed_for_the_worker(tmp_path / "another", "another")
+    assert {"torch", "triton", "nvidia-cublas", "cuda-toolkit", "deepspeed", "ninja", "transformers"} <= usual
+    gone = {each for each in usual if each.startswith(("nvidia-", "cuda-")) and each != "nvidia-ml-py"}
+    assert usual - another == gone | {"torch", "triton"}
+    assert re.fullmatch(r"torch==[0-9.]+\n", (tmp_path / "another" / "torch.txt").read_text())
+    assert not (tmp_path / "usual" / "torch.txt").exists()
