@@ -32,8 +32,10 @@ class State:
     """Steps completed within the present accumulation window."""
     evaluations: int = 0
     """Rounds of evaluation completed."""
+    evaluated_at: int = -1
+    """The step of the last one."""
     checkpoints: int = 0
-    """Checkpoints begun."""
+    """Checkpoints begun, but for the last one of a run that a signal ended."""
     finished: bool = False
     """The run reached its `max_duration`, or was stopped for good."""
 

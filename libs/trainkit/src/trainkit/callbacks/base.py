@@ -12,7 +12,8 @@ The order within one run:
         on_step_start, on_forward_end, on_backward_end, on_step_end      every batch
         on_update_start, on_optimizer_end, on_schedule_end,                  at the end of an accumulation window,
         on_clear_start, on_update_end                                        between on_backward_end and on_step_end
-        on_evaluation_start, on_evaluation_step_start, on_evaluation_step_end, on_evaluation_end
+        on_evaluation_start, on_evaluation_step_start, on_evaluation_step_end,
+        on_evaluation_end, or on_evaluation_left when a signal cut it short
       on_epoch_end                                                  after the epoch's evaluation, before its checkpoint
         on_checkpoint_start, on_checkpoint (when it is durable, at the end of a later step)
       on_epoch_done                                                 after the epoch's checkpoint, if one was due
@@ -98,6 +99,10 @@ class Callback:
 
     def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
         """`results` holds e.g. `val/loss`: numbers, the same on every process."""
+
+    def on_evaluation_left(self, fit: Fit) -> None:
+        """SIGTERM or Ctrl-C ended the run within an evaluation, which a resumed run does again from its start: undo
+        what `on_evaluation_start` and what followed did to the state. The last checkpoint is made next."""
 
     def on_checkpoint_start(self, fit: Fit) -> None:
         """State is about to be copied."""

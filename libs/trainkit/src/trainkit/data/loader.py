@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate, get_worker_info
 
+from trainkit.data.workers import stay
 from trainkit.errors import InvalidSetup
 from trainkit.random import mixed, seed_here, seeded
 
@@ -82,7 +83,7 @@ class Loader:
         pin = device.type == "cuda" if self._pin_memory is None else self._pin_memory
         workers: dict[str, Any] = {}
         if self.num_workers:
-            workers = {"persistent_workers": True, "prefetch_factor": self._prefetch}
+            workers = {"persistent_workers": True, "prefetch_factor": self._prefetch, "worker_init_fn": stay}
         self._loader = DataLoader(
             _Reader(self.dataset, self._collate),
             batch_sampler=self._requests,  # type: ignore[arg-type]

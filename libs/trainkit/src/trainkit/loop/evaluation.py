@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +13,26 @@ from torch import Tensor, nn
 from trainkit.data.feed import Feed, Plain, leading
 from trainkit.errors import InvalidStep
 from trainkit.loop.losses import Mean, loss_of
+from trainkit.loop.places import END
 from trainkit.metrics.base import Metric
 
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
 
 
-def run(fit: Fit, sets: Mapping[str, Feed], metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """The results of all sets, by `SET/NAME`; the same numbers on every process."""
+Look: TypeAlias = Callable[[int, int], None]
+"""Asked between two batches, with the number of the set and the batches done of it."""
+
+
+def run(fit: Fit, sets: Mapping[str, Feed], metrics: Mapping[str, Metric], look: Look | None) -> dict[str, float]:
+    """The results of all sets, by `SET/NAME`; the same numbers on every process. `look` may end it by an exception."""
     fit.strategy.settle()
     results: dict[str, float] = {}
     with evaluating(fit.module), torch.no_grad():
-        for name, feed in sets.items():
-            results.update({f"{name}/{key}": value for key, value in _one(fit, name, feed, metrics).items()})
+        for at, (name, feed) in enumerate(sets.items()):
+            asked = partial(look, at) if look is not None else _nobody
+            values = _one(fit, name, feed, metrics, asked)
+            results.update({f"{name}/{key}": value for key, value in values.items()})
     return results
 
 
@@ -40,11 +48,18 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             part.training = mode
 
 
-def _one(fit: Fit, name: str, feed: Feed, metrics: Mapping[str, Metric]) -> dict[str, float]:
+def _nobody(batch: int) -> None:
+    """Nobody wants to leave."""
+
+
+def _one(
+    fit: Fit, name: str, feed: Feed, metrics: Mapping[str, Metric], look: Callable[[int], None]
+) -> dict[str, float]:
     mean, counted = Mean(fit.strategy.device), False
     starts, ends = fit._hooks.on_evaluation_step_start, fit._hooks.on_evaluation_step_end
     evaluate = fit.strategy.evaluate if fit.recovery is None else fit.recovery.evaluation_step
     feed.steps(0)
+    look(0)
     for position, batch in enumerate(fit.placed(feed.batches(0))):
         for hook in starts:
             hook(fit, name, batch)
@@ -57,6 +72,8 @@ def _one(fit: Fit, name: str, feed: Feed, metrics: Mapping[str, Metric]) -> dict
             _update(metrics, output, name)
         for hook in ends:
             hook(fit, name)
+        look(position + 1)
+    look(END)  # before the processes meet
     if fit.recovery is not None:
         fit.recovery.agree()
     results = _computed(metrics)

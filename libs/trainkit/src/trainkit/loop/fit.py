@@ -27,13 +27,14 @@ from trainkit.callbacks.base import HOOKS, overriding
 from trainkit.data.feed import Feed, feed
 from trainkit.durations import Cadence, Steps, Tokens, duration
 from trainkit.errors import Interrupted, InvalidSetup, InvalidStep, NonFiniteLoss
-from trainkit.loop import evaluation, manual
+from trainkit.loop import evaluation, leaving, manual
 from trainkit.loop.batches import moved
 from trainkit.loop.checking import check
 from trainkit.loop.desync import compare
 from trainkit.loop.losses import Mean, loss_of
-from trainkit.loop.parts import cadence, named_sets, noted, run_context, totals, with_last
+from trainkit.loop.parts import Tail, cadence, named_sets, noted, run_context, totals, with_last
 from trainkit.loop.peers import note_loss
+from trainkit.loop.places import after_step, before_evaluation
 from trainkit.loop.signals import Signals
 from trainkit.loop.window import Window
 from trainkit.module import Loss
@@ -63,6 +64,7 @@ class Fit:
         recovery: what looks after steps that do not fit into memory, or None.
         window: how the losses of the present accumulation window are weighted.
         stop_reason: why the run ended early, or None.
+        left: what is open of the last step's end, when its evaluation was cut short.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -79,16 +81,13 @@ class Fit:
         self.strategy = strategy(trainer.strategy)
         self.max_duration = duration(trainer.max_duration)
         self.window: Window
-        self._signals = Signals()
+        self._signals = Signals(self.strategy, self.state, trainer.checkpoints)
+        self.left: Tail | None = None
         self._trackers: list[Tracker] = []
         self._keeper: Keeper | None = None
         self.recovery: Recovery | None = None
         self._quiet_until = 0
         self._hooks = SimpleNamespace(**{hook: overriding(trainer.callbacks, hook) for hook in HOOKS})
-        self._log_every: Cadence | None = None
-        self._sync_every: Cadence | None = None
-        self._evaluate_every: Cadence | None = None
-        self._save_every: Cadence | None = None
 
     # The run
 
@@ -131,7 +130,9 @@ class Fit:
 
     def _train(self) -> None:
         if self.trainer.evaluate_first and self.state.step == 0:
-            self.evaluate()
+            leaving.evaluate(self)
+        if self.left is not None:
+            self._end_step(self.left)
         while not self._over():
             self.call("on_epoch_start")
             for batch, last in self._batches():
@@ -142,8 +143,8 @@ class Fit:
     def _finish(self) -> None:
         self.state.finished = True
         self.refuse_non_finite()
-        if self.trainer.evaluate_last and self.evaluated and self._evaluated_at != self.state.step:
-            self.evaluate()
+        if self.trainer.evaluate_last and self.evaluated and self.state.evaluated_at != self.state.step:
+            leaving.evaluate(self, late=True)
         if self._keeper is not None:
             self._keeper.finish()
         self.call("on_fit_end")
@@ -177,12 +178,15 @@ class Fit:
             self._quiet_until = 0
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluates on all sets now. All processes have to do it at the same step."""
-        self._evaluated_at = self.state.step
+        """Evaluates on all sets now. All processes have to do it at the same step. It is never cut short."""
+        return self._results(None)
+
+    def _results(self, look: evaluation.Look | None) -> dict[str, float]:
         self.call("on_evaluation_start")
-        results = evaluation.run(self, self.evaluated, self.trainer.metrics)
+        results = evaluation.run(self, self.evaluated, self.trainer.metrics, look)
         self.results.update(results)
         self.state.evaluations += 1
+        self.state.evaluated_at = self.state.step
         self._quiet_until = 0
         self.log(results)
         for hook in self._hooks.on_evaluation_end:
@@ -328,25 +332,34 @@ class Fit:
         state = self.state
         if state.step < self._quiet_until and not last and not self._signals.asked:
             return False
+        self._signals.place = before_evaluation(state.step)
         if last:
             self._count_epoch()
         if self._log_every is not None and self._log_every.due(state):
             self._log_loss()
         if self._sync_every is not None and self._sync_every.due(state):
             compare(self.strategy)
-        if self._evaluate_every is not None and self._evaluate_every.due(state):
-            self.evaluate()
-        if last:
+        evaluates = self._evaluate_every is not None and self._evaluate_every.due(state)
+        return self._end_step(Tail(evaluates, last))
+
+    def _end_step(self, tail: Tail) -> bool:
+        """The rest of it, where a run whose evaluation was cut short goes on."""
+        state = self.state
+        if tail.evaluates:
+            leaving.evaluate(self, tail)
+        self.left = None
+        if tail.last:
             self.call("on_epoch_end")
-        if self._save_every is not None and self._save_every.due(state):
+        if tail.saves or (self._save_every is not None and self._save_every.due(state)):
             self.checkpoint()
         over = self._over()
         if self._keeper is not None:
             self._keeper.look(over)
-        if last:
+        if tail.last:
             self.call("on_epoch_done")
+        self._signals.place = after_step(state.step)
         if self._signals.asked and not over:
-            self._interrupt()
+            leaving.interrupt(self)
         self._quiet_until = self._next_due()
         return over
 
@@ -366,7 +379,7 @@ class Fit:
     def _next_due(self) -> int:
         """The first step at which anything can be due, ends of epochs aside: there is nothing to look at before it."""
         busy = self._keeper is not None and self._keeper.busy
-        if busy or self.manual or self.stop_reason is not None or self._evaluated_at == self.state.step:
+        if busy or self.manual or self.stop_reason is not None or self.state.evaluated_at == self.state.step:
             return 0  # steps by hand make any number of updates
         return min(each.next_step(self.state) for each in self._rhythms)
 
@@ -397,17 +410,6 @@ class Fit:
                 f"the training loss became {total} up to step {self.state.step}, and no checkpoint is made of that: "
                 "lower the learning rate, set clip_norm, or pass non_finite='skip' to leave out such updates"
             )
-
-    def _interrupt(self) -> None:
-        """Ends the run because a signal asked for it, at the same step on every process."""
-        if not self._signals.agreed(self.strategy, self.state):
-            return
-        if self.state.window and not self.strategy.stores_window:
-            return
-        if self._keeper is not None:
-            self._keeper.last(self._signals.at)
-        text = f"asked to end by {self._signals.name} at step {self.state.step}"
-        raise KeyboardInterrupt(text) if self._signals.of_keyboard else Interrupted(text)
 
     def tell_checkpoint(self, path: Path) -> None:
         """Tells callbacks that a checkpoint is durable."""
@@ -465,7 +467,6 @@ class Fit:
 
     def _start_cadences(self) -> None:
         trainer, state = self.trainer, self.state
-        self._evaluated_at = state.step if self.resumed_step is not None and state.evaluations else -1
         self._log_every = cadence(trainer.log_every, state)
         self._adds = self._log_every is not None or trainer.non_finite == "raise"
         self._evaluate_every = cadence(trainer.evaluate_every if self.evaluated else None, state)

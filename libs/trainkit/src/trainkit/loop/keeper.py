@@ -48,8 +48,8 @@ class Keeper:
         source = snapshots.source(self._fit.strategy, self._policy, self._folder)
         if source is None:
             return False
-        snapshots.load(self._fit, source)
-        self.saved_at = self._fit.state.step
+        if snapshots.load(self._fit, source):
+            self.saved_at = self._fit.state.step
         return True
 
     def look(self, over: bool) -> None:
@@ -69,6 +69,14 @@ class Keeper:
         fit.state.checkpoints += 1
         self._saver.save(snapshots.take(fit))
 
+    def _save_last(self) -> None:
+        """Makes the checkpoint that an uninterrupted run does not make: it must change nothing for what comes after."""
+        fit = self._fit
+        self.saved_at = fit.state.step
+        fit.refuse_non_finite()
+        fit.call("on_checkpoint_start")
+        self._saver.save(snapshots.take(fit, interrupted=True))
+
     def finish(self) -> None:
         """Completes what is in the making; before that, makes the one at the end that the policy wants."""
         if self._policy.at_end and self.saved_at != self._fit.state.step:
@@ -85,7 +93,7 @@ class Keeper:
         deadline = asked_at + self._policy.grace_s
         if self.saved_at != self._fit.state.step:
             self._complete(deadline)
-            self.save()
+            self._save_last()
         self._complete(deadline)
 
     def _complete(self, deadline: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainkit.data.feed import Feed
 from trainkit.durations import AnyDuration, Cadence, Duration, Steps
@@ -14,6 +14,20 @@ from trainkit.trackers.base import RunContext
 from trainkit.trainer import Totals, Trainer
 
 _log = logging.getLogger("trainkit")
+
+
+class Tail(NamedTuple):
+    """What follows a step and comes after the logging of its loss.
+
+    Args:
+        evaluates: an evaluation is due.
+        last: it was the last step of its epoch.
+        saves: a checkpoint is due, whatever the counters say: they did when an evaluation was cut short.
+    """
+
+    evaluates: bool
+    last: bool
+    saves: bool = False
 
 
 def noted(call: Callable[..., None], *arguments: Any) -> None:

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C as wishes: the run ends between two steps, on all processes at the same one."""
+"""SIGTERM and Ctrl-C as wishes: the run ends at a place between two steps, on all processes at the same one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import logging
 import signal
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
+from trainkit.checkpoints.policy import Checkpoints
+from trainkit.errors import Interrupted
+from trainkit.loop.agreement import Agreement
+from trainkit.loop.places import Place, after_step, in_evaluation
 
 if TYPE_CHECKING:
     from trainkit.state import State
@@ -18,36 +22,47 @@ if TYPE_CHECKING:
 _log = logging.getLogger("trainkit")
 
 
+class Left(BaseException):
+    """An evaluation was left, because the run ends here. Nobody else catches it."""
+
+
 class Signals:
     """Notes SIGTERM and Ctrl-C while it is entered, when that is possible (the main thread).
 
     A second Ctrl-C does not wait. A program's own handler of Ctrl-C stays.
 
-    Several processes agree through the store by which they met. Every one of them gets the signal (torchrun, the yard
-    and Kubernetes send it to all). The last that notices it names the next update as the end: no process can complete
-    that update without it, so all of them read the message in time.
+    Args:
+        policy: of checkpoints. Its grace period is the longest that a process waits for the others to agree.
 
     Attributes:
         asked: the run is to end.
         name: of the signal.
         at: when it came, by `time.monotonic`.
+        place: the last place that this process went past, or the one that it is at.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, strategy: Strategy, state: State, policy: Checkpoints | None) -> None:
         self.asked = False
         self.name = ""
         self.at = 0.0
+        self.place: Place = after_step(-1)
+        self._strategy, self._state = strategy, state
+        self._grace_s = policy.grace_s if policy is not None else Checkpoints.grace_s
         self._before: dict[int, Any] = {}
-        self._counted = False
+        self._agreement: Agreement | None = None
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, self._note)
             if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 self._before[signal.SIGINT] = signal.signal(signal.SIGINT, self._note_key)
+            if self._strategy.world_size > 1:
+                self._agreement = Agreement(self._strategy, set(self._before), self._begin)
         return self
 
     def __exit__(self, *error: object) -> None:
+        if self._agreement is not None:
+            self._agreement.close()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -56,9 +71,51 @@ class Signals:
         """Whether somebody pressed Ctrl-C."""
         return self.name == "SIGINT"
 
+    def reached(self, place: Place) -> bool:
+        """Whether the run ends at this place, at which every process asks once there was a signal. Waits for the
+        others, when all got one.
+
+        Raises:
+            Interrupted: they did not agree within the grace period.
+        """
+        self.place = place
+        if self._agreement is None or not self._agreement.begun:
+            return self._strategy.world_size == 1
+        end = self._agreement.wait(self.at + self._grace_s - time.monotonic())
+        if end is None:
+            raise Interrupted(
+                f"asked to end at step {self._state.step}, and the processes did not agree on where within "
+                f"grace_s={self._grace_s:g} seconds: the run goes on from its last checkpoint; give it more time"
+            ) from self._agreement.problem
+        return place > end
+
+    def watch(self, late: bool) -> Callable[[int, int], None]:
+        """What an evaluation asks between two batches, with the set's number and the batches done of it; it raises
+        `Left` when the run ends there.
+
+        Args:
+            late: it is the evaluation after the last step.
+        """
+        step = self._state.step
+
+        def look(at: int, batch: int) -> None:
+            self.place = place = in_evaluation(step, at, batch, late)
+            if self.asked and self.reached(place):
+                raise Left
+
+        return look
+
+    def _begin(self) -> Place:
+        """All processes got their signal: from here on this one waits at its next place. Returns the one before that,
+        or a later one. Called by the agreement's thread, while the main thread goes on."""
+        self.at = self.at or time.monotonic()
+        self.asked = True
+        place, step = self.place, self._state.step
+        return place if place[0] >= step else after_step(step)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if not self.asked:
-            self.asked, self.name, self.at = True, signal.Signals(number).name, time.monotonic()
+        if not self.name:
+            self.asked, self.name, self.at = True, signal.Signals(number).name, self.at or time.monotonic()
 
     def _note_key(self, number: int, frame: FrameType | None) -> None:
         if self.of_keyboard:
@@ -66,16 +123,3 @@ class Signals:
         self._note(number, frame)
         self.name = "SIGINT"  # also after SIGTERM, so that the next one does not wait
         _log.warning("ending between two steps, with a checkpoint if there are any; Ctrl-C again ends at once")
-
-    def agreed(self, strategy: Strategy, state: State) -> bool:
-        """Whether this is the step at which all processes end."""
-        if strategy.world_size == 1:
-            return True
-        if state.window:
-            return False
-        store = dist.distributed_c10d._get_default_store()
-        if not self._counted:
-            self._counted = True
-            if store.add("trainkit/asked", 1) == strategy.world_size:
-                store.set("trainkit/end", str(state.update + 1))
-        return bool(store.check(["trainkit/end"])) and state.update >= int(store.get("trainkit/end"))

@@ -22,7 +22,8 @@ from trainkit.checkpoints.policy import Checkpoints
 from trainkit.checkpoints.snapshot import SHARED, Snapshot, own_file
 from trainkit.checkpoints.tree import join, names, split
 from trainkit.errors import CheckpointError, DamagedCheckpoint, WrongCheckpoint
-from trainkit.loop import optimizers, sameness
+from trainkit.loop import optimizers, sameness, unfinished
+from trainkit.loop.parts import Tail
 from trainkit.sharded import is_sharded
 from trainkit.strategies.base import Strategy
 
@@ -32,10 +33,20 @@ if TYPE_CHECKING:
 _log = logging.getLogger("trainkit")
 
 
-def take(fit: Fit) -> Snapshot:
-    """The state between two steps. Tensors are the live ones."""
-    fit.strategy.settle()
-    return Snapshot(step=fit.state.step, shared=_shared(fit), own=_own(fit), results=dict(fit.results))
+def take(fit: Fit, *, interrupted: bool = False) -> Snapshot:
+    """The state between two steps. Tensors are the live ones.
+
+    Args:
+        interrupted: it is not one that an uninterrupted run would take: what processes keep for themselves is stored
+            as it is on each.
+    """
+    own = _own(fit)
+    if not interrupted:
+        fit.strategy.settle()
+    elif fit.strategy.world_size > 1:
+        own["buffers"] = dict(fit.module.named_buffers())
+    shared = {**_shared(fit), "interrupted": interrupted}
+    return Snapshot(step=fit.state.step, shared=shared, own=own, results=dict(fit.results))
 
 
 def _shared(fit: Fit) -> dict[str, Any]:
@@ -49,23 +60,21 @@ def _shared(fit: Fit) -> dict[str, Any]:
         "callbacks": {each.name: state for each in fit.trainer.callbacks if (state := each.state_dict())},
         "results": fit.results,
         "train_loss": fit.train_loss,
+        "grad_norm": fit.grad_norm,
         "stop_reason": fit.stop_reason,
+        "left": fit.left._asdict() if fit.left is not None else None,
+        "save_asked": fit._keeper is not None and fit._keeper.asked,
     }
 
 
 def _own(fit: Fit) -> dict[str, Any]:
-    own: dict[str, Any] = {
+    return {
         "random": random.capture(fit.strategy.device),
         "loss": fit.loss.partial(),
         "strategy": fit.strategy.state_dict(fit.optimizer),
         "feed": fit.feed.state_dict() if hasattr(fit.feed, "state_dict") else {},
+        **unfinished.take(fit),
     }
-    if fit.state.window or fit.manual:
-        parameters = fit.module.named_parameters()
-        own["gradients"] = {name: p.grad for name, p in parameters if p.grad is not None}
-        own["denominator"] = fit.window.denominator
-        own["sums"] = fit.window.sums
-    return own
 
 
 def source(strategy: Strategy, policy: Checkpoints, folder: Path) -> Path | None:
@@ -127,8 +136,11 @@ def _chosen(policy: Checkpoints, folder: Path) -> Path | None:
     return None
 
 
-def load(fit: Fit, path: Path) -> None:
+def load(fit: Fit, path: Path) -> bool:
     """Puts a run where the checkpoint at `path` was taken.
+
+    Returns:
+        Whether an uninterrupted run has it too.
 
     Raises:
         WrongCheckpoint: it belongs to another model, optimizer or set of callbacks.
@@ -143,8 +155,12 @@ def load(fit: Fit, path: Path) -> None:
     tensors = _tensors(fit, path, index, [*names(plain), *names(own)])
     state, own_state = join(plain, tensors), join(own, tensors)
     _apply_shared(fit, path, state)
-    _apply_own(fit, own_state, manifest.world_size)
+    if manifest.world_size == fit.strategy.world_size:
+        _apply_own(fit, own_state)
+    else:
+        _apply_others(fit, path, index, own_state, manifest.world_size)
     _log.info("going on from %s at step %d", path, fit.state.step)
+    return not state["interrupted"]
 
 
 def _read(path: Path) -> Any:
@@ -191,37 +207,57 @@ def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> None:
             callback.load_state_dict(state["callbacks"][callback.name])
     fit.results.update(state["results"])
     fit.train_loss = state["train_loss"]
+    norm = state["grad_norm"]
+    fit.grad_norm = norm.to(fit.strategy.device) if norm is not None else None
+    fit.left = Tail(**state["left"]) if state["left"] is not None else None
+    if state["save_asked"]:
+        fit.checkpoint()
     fit.stop_reason = state["stop_reason"]  # a run that was stopped early stays so
 
 
-def _apply_own(fit: Fit, own: dict[str, Any], world_size: int) -> None:
-    rank = fit.strategy.rank
-    if world_size != fit.strategy.world_size:
-        if not fit.strategy.resizable:
-            raise WrongCheckpoint(
-                f"the checkpoint is of {world_size} process(es) and there are {fit.strategy.world_size};"
-                f" the pieces of {fit.strategy.name} fit as many as there were: go on with as many"
-            )
-        _log.warning(
-            "the checkpoint is of %d processes and there are %d: results agree within rounding",
-            world_size,
-            fit.strategy.world_size,
-        )
-        if fit.state.window:
-            raise WrongCheckpoint(
-                f"the checkpoint was taken within an accumulation window by {world_size} process(es): go on with as "
-                "many, and change their number after the next checkpoint"
-            )
-    if not own:
-        random.seed_everything(random.mixed(fit.trainer.seed, rank, fit.state.step))
-        return
+def _apply_own(fit: Fit, own: dict[str, Any]) -> None:
+    _apply_every(fit, own)
+    fit.strategy.load_state_dict(fit.optimizer, own.get("strategy", {}))
+    buffers = dict(fit.module.named_buffers())
+    for name, value in own.get("buffers", {}).items():
+        buffers[name].copy_(value)
+    unfinished.put(fit, own)
+
+
+def _apply_every(fit: Fit, own: dict[str, Any]) -> None:
+    """What a process takes over from the one of its rank, however many there are."""
     random.restore(own["random"], fit.strategy.device)
     fit.loss.load(own["loss"])
-    fit.strategy.load_state_dict(fit.optimizer, own.get("strategy", {}))
     if own["feed"] and hasattr(fit.feed, "load_state_dict"):
         fit.feed.load_state_dict(own["feed"])
-    if "gradients" in own:
-        for name, p in fit.module.named_parameters():
-            if name in own["gradients"]:
-                p.grad = own["gradients"][name].to(p.device)
-        fit.window.denominator, fit.window.sums = own["denominator"], own["sums"]
+
+
+def _apply_others(fit: Fit, path: Path, index: Mapping[str, Any], own: dict[str, Any], before: int) -> None:
+    """Goes on from a checkpoint of `before` processes, which are not as many as there are now."""
+    from trainkit.checkpoints import shards
+
+    place = fit.strategy
+    if not place.resizable:
+        raise WrongCheckpoint(
+            f"the checkpoint is of {before} process(es) and there are {place.world_size};"
+            f" the pieces of {place.name} fit as many as there were: go on with as many"
+        )
+    _log.warning(
+        "the checkpoint is of %d processes and there are %d: results agree within rounding", before, place.world_size
+    )
+    if own:
+        _apply_every(fit, own)
+    else:
+        random.seed_everything(random.mixed(fit.trainer.seed, place.rank, fit.state.step))
+
+    def plain(rank: int) -> dict[str, Any]:
+        stored = _read(path / own_file(rank))
+        return {key: stored[key] for key in unfinished.OF_WINDOW if key in stored}
+
+    def everyones(rank: int) -> dict[str, Any]:
+        values = plain(rank)
+        targets = {name: shards.empty_like(index[name]) for name in names(values)}
+        shards.load(path, index, targets)
+        return dict(join(values, targets))
+
+    unfinished.put(fit, unfinished.summed(fit, plain(0), everyones, before))

@@ -138,6 +138,17 @@ class Strategy:
         """The gradients that are there, local shards where sharded."""
         return [p.grad for p in self.module.parameters() if p.grad is not None]
 
+    def partial_gradients(self) -> dict[str, Tensor]:
+        """This process's gradients of an unfinished window, whole, by the names of their parameters. All processes
+        have to ask. Only where `stores_window`."""
+        return {name: p.grad for name, p in self.module.named_parameters() if p.grad is not None}
+
+    def put_partial_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Takes over what `partial_gradients` returned: this process goes on within the window."""
+        for name, p in self.module.named_parameters():
+            if name in gradients:
+                p.grad = torch.empty_like(p).copy_(gradients[name])
+
     def clip(self, max_norm: float | None) -> Tensor:
         """Shrinks the gradients so that their norm over all parameters is at most `max_norm`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -152,6 +152,10 @@ class DDP(Distributed):
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 dist.all_reduce(p.grad)
                 p.grad /= self.world_size
+
+    def put_partial_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        super().put_partial_gradients(gradients)
+        self._replica.require_forward_param_sync = False  # buffers were sent at the window's first step
 
     def settle(self) -> None:
         # The next forward pass would do the same: the first process's statistics count.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trainkit.errors import InvalidSetup
 from trainkit.precision import Precision
-from trainkit.sharded import whole
+from trainkit.sharded import is_sharded, whole
 from trainkit.strategies.base import TrainingStep
 from trainkit.strategies.ddp import Distributed
 
@@ -29,7 +29,6 @@ class FSDP(Distributed):
     """
 
     name: ClassVar[str] = "fsdp"
-    stores_window: ClassVar[bool] = False
     works_alone = False
 
     def __init__(
@@ -80,6 +79,30 @@ class FSDP(Distributed):
             yield
         finally:
             self._root.set_requires_gradient_sync(True)
+
+    def partial_gradients(self) -> dict[str, Tensor]:
+        held: dict[str, Tensor] = {}
+        for parameters in self._whole():
+            held.update({name: p.grad for name, p in parameters.items() if p.grad is not None})
+        return held
+
+    def put_partial_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        for parameters in self._whole():
+            for name, p in parameters.items():
+                if name in gradients:
+                    p.grad = gradients[name].to(p.device)
+
+    def _whole(self) -> Iterator[dict[str, nn.Parameter]]:
+        """The parameters of one unit after the other while they are whole: those are what gradients are of until they
+        meet, and they keep them when they are given up."""
+        from torch.distributed.fsdp import FSDPModule
+
+        self._root._get_fsdp_state()._lazy_init()  # what the first forward pass does; gathering needs it
+        for unit in self._root.modules():
+            if isinstance(unit, FSDPModule):
+                unit.unshard()
+                yield {name: p for name, p in self.module.named_parameters() if not is_sharded(p)}
+                unit.reshard()
 
     def clip(self, max_norm: float | None) -> Tensor:
         norm = super().clip(max_norm)

@@ -1,0 +1,148 @@
+"""SIGTERM anywhere, also within a window and within an evaluation: a run that goes on ends with the bits of one that
+was never interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainkit import Callback
+from trainkit.checkpoints import folder as folders
+from trainkit.loop.fit import Fit
+
+from libs.trainkit.tests.lives import INTERRUPTED, assert_same_end, last_words, train
+
+PLACES = ["step", "backward", "evaluation", "save"]
+
+
+def asked(forks: Any, folder: Path, places: list[tuple[int, str]], **options: Any) -> int:
+    """A life in which every process gets SIGTERM at its own place. Returns the step at which they ended."""
+    codes = forks.run(train, folder, processes=len(places), signal=(signal.SIGTERM, places), **options)
+    assert codes == [INTERRUPTED] * len(places), (codes, last_words(folder))
+    ends = {log.read_text().splitlines()[-1] for log in folder.glob("rank-*.log")}
+    assert len(ends) == 1, ends
+    step = int(ends.pop().split()[-1])
+    assert folders.by_age(folder / "checkpoints")[-1] == step
+    return step
+
+
+def asked_until_done(forks: Any, folder: Path, *, processes: int, seed: int, **options: Any) -> list[int]:
+    """Starts a run again and again, asking it to end at random places; returns at which steps it did."""
+    chance, ends = random.Random(seed), list[int]()
+    while len(ends) < 3:
+        places = [(chance.randrange(2, 9), chance.choice(PLACES)) for _ in range(processes)]
+        codes = forks.run(train, folder, processes=processes, signal=(signal.SIGTERM, places), **options)
+        if not any(codes):
+            return ends
+        assert codes == [INTERRUPTED] * processes, (codes, last_words(folder))
+        ends.append(folders.by_age(folder / "checkpoints")[-1])
+    forks.succeed(train, folder, processes=processes, **options)
+    return ends
+
+
+EVERYTHING = {"accumulate": 5, "workers": 2, "precision": "fp16", "clip_norm": 1.0}
+FOUR_BUCKETS = {"bucket_mb": 0.0005, "batch_size": 16, "accumulate": 5}
+FSDP = {"strategy": "fsdp", "batch_size": 16, "accumulate": 5, "clip_norm": 1.0}
+CASES = [
+    pytest.param(1, EVERYTHING, id="one process with workers, accumulation and loss scaling"),
+    pytest.param(4, FOUR_BUCKETS, id="DDP on four processes with several buckets"),
+    pytest.param(4, FSDP, id="FSDP on four processes"),
+]
+
+
+@pytest.mark.parametrize(("processes", "options"), CASES)
+def test_a_run_asked_to_end_at_random_places_ends_with_the_bits_of_one_that_was_not(
+    tmp_path: Path, forks: Any, processes: int, options: dict[str, Any]
+) -> None:
+    forks.succeed(train, tmp_path / "whole", processes=processes, **options)
+
+    ends = asked_until_done(forks, tmp_path / "asked", processes=processes, seed=processes, **options)
+
+    assert ends
+    assert_same_end(tmp_path / "whole", tmp_path / "asked", processes)
+
+
+def test_processes_end_together_within_a_window_wherever_the_signal_finds_them(tmp_path: Path, forks: Any) -> None:
+    """One is in its third step and the other in its fifth, and the window's end is far."""
+    options = {"strategy": "ddp", "accumulate": 24, "max_duration": "2ep", "batch_size": 4, "log_every": None}
+    forks.succeed(train, tmp_path / "whole", processes=2, **options)
+
+    end = asked(forks, tmp_path / "asked", [(3, "step"), (5, "backward")], held=True, **options)
+
+    assert end == 5
+    forks.succeed(train, tmp_path / "asked", processes=2, **options)
+    assert_same_end(tmp_path / "whole", tmp_path / "asked", 2)
+
+
+def test_an_evaluation_is_left_by_all_processes_and_done_again(tmp_path: Path, forks: Any) -> None:
+    """The step is the last of its epoch, and a checkpoint is due after it."""
+    options = {"strategy": "ddp", "evaluate_every": "4st", "max_duration": "8st"}
+    forks.succeed(train, tmp_path / "whole", processes=2, **options)
+
+    end = asked(forks, tmp_path / "asked", [(3, "evaluation"), (4, "evaluation")], **options)
+
+    assert end == 4
+    assert [row for row in (tmp_path / "asked" / "series").read_text().splitlines() if "one/loss" in row] == []
+    forks.succeed(train, tmp_path / "asked", processes=2, **options)
+    assert_same_end(tmp_path / "whole", tmp_path / "asked", 2)
+
+
+def test_the_evaluation_after_the_last_step_can_be_left_too(tmp_path: Path, forks: Any) -> None:
+    options = {"evaluate_every": None, "max_duration": "6st"}
+    forks.succeed(train, tmp_path / "whole", **options)
+
+    assert asked(forks, tmp_path / "asked", [(6, "evaluation")], **options) == 6
+
+    forks.succeed(train, tmp_path / "asked", **options)
+    assert_same_end(tmp_path / "whole", tmp_path / "asked", 1)
+
+
+@pytest.mark.parametrize("sums", [False, True], ids=["means", "sums"])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2)])
+def test_another_number_of_processes_goes_on_with_the_gradients_of_all(
+    tmp_path: Path, forks: Any, before: int, after: int, sums: bool
+) -> None:
+    options = {"accumulate": 4, "max_duration": "5st", "batch_size": 8, "plain": True, "sums": sums}
+    names = {1: "single", 2: "ddp", 4: "fsdp"}
+    forks.succeed(train, tmp_path / "whole", **options)
+
+    places = [(2, "step")] * before
+    end = asked(forks, tmp_path / "resized", places, held=True, strategy=names[before], **options)
+    forks.succeed(train, tmp_path / "resized", processes=after, strategy=names[after], **options)
+
+    assert end == 2
+    whole, resized = (json.loads((tmp_path / name / "weights").read_text()) for name in ("whole", "resized"))
+    for name, weight in whole.items():
+        torch.testing.assert_close(torch.tensor(resized[name]), torch.tensor(weight), rtol=1e-4, atol=1e-6)
+
+
+def group(folder: str, **options: Any) -> None:
+    """As torchrun starts it: in a session of its own, whose processes all get the signal, from outside."""
+    os.setsid()
+    code = "import os, signal, sys; os.killpg(int(sys.argv[1]), signal.SIGTERM)"
+
+    class Sent(Callback):
+        def on_step_start(self, fit: Fit, batch: Any) -> None:
+            if fit.state.step == 3 and fit.resumed_step is None:
+                subprocess.run([sys.executable, "-c", code, str(os.getpid())], start_new_session=True, check=True)
+
+    train(folder, also=[Sent()], **options)
+
+
+def test_workers_that_load_data_outlive_a_signal_to_the_whole_group(tmp_path: Path, forks: Any) -> None:
+    options = {"workers": 2, "max_duration": "8st", "accumulate": 4}
+    forks.succeed(train, tmp_path / "whole", **options)
+
+    codes = forks.run(group, tmp_path / "asked", **options)
+
+    assert codes == [INTERRUPTED], last_words(tmp_path / "asked")
+    forks.succeed(train, tmp_path / "asked", **options)
+    assert_same_end(tmp_path / "whole", tmp_path / "asked", 1)
