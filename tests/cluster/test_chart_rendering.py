@@ -104,6 +104,18 @@ def test_only_who_talks_to_the_cluster_gets_a_token_of_it(objects: list[dict[str
     assert kinds <= {"launcher", "operator", "namespace", "setup", "publish", "remove"}
 
 
+def test_installations_of_one_identity_cannot_both_be_there() -> None:
+    """They would have the same cluster role, which helm lets nobody take over."""
+    both = [
+        helm("template", "yard", str(CHART), f"--namespace={namespace}", f"--set=fullnameOverride={name}")
+        for namespace, name in (("a", "b-c"), ("a-b", "c"))
+    ]
+    for each in both:
+        assert "name: TRAINYARD_LAUNCHER_IDENTITY\n              value: a-b-c\n" in each
+        roles = {found["metadata"]["name"] for found in yaml.safe_load_all(each) if found["kind"] == "ClusterRole"}
+        assert "a-b-c-launcher" in roles
+
+
 def test_no_role_allows_everything(objects: list[dict[str, Any]]) -> None:
     for role in objects:
         for rule in role.get("rules", ()) if role["kind"] in ("Role", "ClusterRole") else ():
