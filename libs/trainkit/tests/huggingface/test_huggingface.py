@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,10 +99,28 @@ def test_the_configuration_says_the_class_when_none_is_given(folder: Path) -> No
     )
 
 
+BY_NAME = """
+from trainkit.huggingface import HuggingFace
+module = HuggingFace.from_pretrained("somebody/tiny")
+print(type(module.model).__name__, len(module.tokenizer))
+"""
+
+
+def test_a_model_is_had_by_its_name_on_the_hub(folder: Path, tmp_path: Path) -> None:
+    cached = tmp_path / "hub" / "models--somebody--tiny"  # as the hub's client keeps what it fetched
+    shutil.copytree(folder, cached / "snapshots" / "abc")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "HF_HUB_CACHE": str(tmp_path / "hub")}
+    done = subprocess.run([sys.executable, "-c", BY_NAME], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == f"BertForSequenceClassification {len(WORDS)}\n", done.stderr
+
+
 def test_what_is_saved_reads_back_equal(folder: Path, tmp_path: Path) -> None:
     module = HuggingFace.from_pretrained(folder)
     module.save_pretrained(tmp_path)
     again = HuggingFace.from_pretrained(tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".safetensors"}
     assert all(torch.equal(again.state_dict()[name], value) for name, value in module.state_dict().items())
 
 

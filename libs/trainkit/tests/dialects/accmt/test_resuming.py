@@ -32,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
 
 @pytest.mark.spec("AC-057")
 @pytest.mark.spec("AC-058")
+@pytest.mark.spec("AC-059")
 @pytest.mark.spec("AC-060")
 def test_checkpoints_are_made_and_kept_as_asked(tmp_path: Path) -> None:
     for at, off in enumerate(({"enable_checkpointing": False}, {"checkpoint_every": None})):
