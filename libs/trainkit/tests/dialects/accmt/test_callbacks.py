@@ -49,7 +49,8 @@ def test_hooks_are_called_as_often_as_things_happen(tmp_path: Path) -> None:
     noted = Noted()
     several = {"val": {"a": bowls(32), "b": bowls(16)}, "grad_accumulation_steps": 4, "enable_checkpointing": False}
     fitted(tmp_path / "sets", callback=noted, **several)
-    assert noted.calls.count("on_evaluation_end") == 2 and noted.calls.count("on_before_validation_step") == 12
+    assert noted.calls.count("on_evaluation_start") == noted.calls.count("on_evaluation_end") == 2
+    assert noted.calls.count("on_before_validation_step") == 12
     assert float(noted.given["on_before_backward"][0]) == 4.0
     noted = Noted()
     fitted(tmp_path, hps(epochs=3), callback=noted)
