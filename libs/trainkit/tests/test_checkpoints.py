@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping
@@ -167,6 +168,27 @@ def test_what_a_killed_save_left_is_no_checkpoint(tmp_path: Path) -> None:
 
     assert trainer(tmp_path, max_duration="4st").fit().resumed_step == 4
     assert not (tmp_path / ".draft-step-6").exists()
+
+
+def test_a_save_killed_while_it_replaces_the_only_checkpoint_leaves_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(tmp_path, max_duration="4st").fit()
+    shutil.copytree(tmp_path / "step-4", tmp_path / ".draft-step-4")
+    for other in folder.steps(tmp_path)[:-1]:
+        shutil.rmtree(tmp_path / f"step-{other}")
+
+    def rename(path: Path, to: Path) -> None:
+        if path.name.startswith(".draft"):
+            raise KeyboardInterrupt
+        os.rename(path, to)  # noqa: PTH104 (it is the method that is patched)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", rename)
+        folder.commit(tmp_path, folder.read_manifest(tmp_path / "step-4"))
+
+    assert trainer(tmp_path, max_duration="4st").fit().resumed_step == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
 
 
 def test_a_finished_run_stays_finished_and_goes_on_when_more_is_asked(tmp_path: Path) -> None:

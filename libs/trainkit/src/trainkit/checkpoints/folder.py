@@ -51,10 +51,7 @@ def commit(folder: Path, manifest: Manifest) -> Path:
     write(at / MANIFEST, [json.dumps(body, indent=1).encode()])
     sync_folder(at)
     final = folder / f"step-{manifest.step}"
-    if final.exists():
-        discard(final)
-    at.rename(final)
-    sync_folder(folder)
+    _take_name(at, final)
     return final
 
 
@@ -72,13 +69,20 @@ def commit_part(folder: Path, step: int, kept: Sequence[int]) -> None:
         draft(folder, step).rename(mine)  # one process alone can do that
     except FileNotFoundError:
         return
-    final = folder / f"step-{step}"
-    if final.exists():
-        discard(final)
-    mine.rename(final)
-    sync_folder(folder)
+    _take_name(mine, folder / f"step-{step}")
     for other in set(steps(folder)) - set(kept):
         discard(folder / f"step-{other}")
+
+
+def _take_name(at: Path, final: Path) -> None:
+    """What had the name before is there until the other has it: it may be the only checkpoint."""
+    before = final.with_name(f".before-{final.name}")
+    if final.exists():
+        shutil.rmtree(before, ignore_errors=True)
+        final.rename(before)
+    at.rename(final)
+    sync_folder(final.parent)
+    shutil.rmtree(before, ignore_errors=True)
 
 
 def steps(folder: Path) -> list[int]:
@@ -144,7 +148,13 @@ def discard(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Removes what killed processes left: drafts, and trash that was not emptied."""
+    """Mends what killed processes left: drafts and trash go, what was to be replaced and was not comes back."""
+    for path in folder.glob(".before-step-*"):
+        final = folder / path.name.removeprefix(".before-")
+        if final.exists():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.rename(final)
     for path in folder.glob(".draft-step-*"):
         shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".trash-step-*"):
