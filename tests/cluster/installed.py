@@ -65,7 +65,7 @@ def _install(release: Release, values: Mapping[str, Any]) -> None:
     given = {
         "storage": {"className": release.namespace},
         "workerImage": {"repository": repository, "tag": tag},
-        "jobs": {"podTemplate": machine_template(), "hostPaths": True},
+        "jobs": {"podTemplate": machine_template(), "hostPaths": True, "podSecurity": "privileged"},
         "gateway": {"replicas": 1},
         "launcher": {"env": {"TRAINYARD_LAUNCHER_AGENT_CPU": 0.05}},
         "operator": release.values["operator"],

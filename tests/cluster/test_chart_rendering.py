@@ -305,6 +305,7 @@ WRONG = {
     "scheduler.replicas: is 3": {"scheduler": {"replicas": 3}},
     "database.existingSecret: needed": {"database": {"kind": "postgresql"}},
     "redis.existingSecret: needed": {"redis": {"enabled": False}},
+    "jobs.podSecurity: is restricted": {"jobs": {"hostPaths": True}},
     "storage.hostPath: needed": {"storage": {"kind": "hostPath"}},
     "tls.certManager.issuerRef: needed": {"tls": {"certManager": {"enabled": True}}},
     "tls.existingSecret: cert-manager makes": {
@@ -312,6 +313,7 @@ WRONG = {
     },
     "s3.bucket: needed": {"s3": {"existingSecret": "keys"}},
     "/jobs/agentVolume": {"jobs": {"agentVolume": "mount"}},
+    "/jobs/podSecurity": {"jobs": {"podSecurity": "strict"}},
     "/jobs/namespace": {"jobs": {"namespace": "j" * 64}},
     "/networkPolicies/jobs": {"networkPolicies": {"jobs": {"egres": []}}},
 }

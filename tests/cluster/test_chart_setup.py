@@ -81,6 +81,16 @@ def test_a_secret_of_others_that_lacks_a_key_stops_it_with_what_to_do(cluster: C
     assert f"secret 'mine' in namespace '{cluster_namespace}' has no tls.key and no ca.crt" in done.stderr
 
 
+def test_a_chart_of_another_version_is_refused_before_anything_is_made(
+    cluster: Cluster, cluster_namespace: str
+) -> None:
+    place = {"RELEASE": "yard", "NAMESPACE": cluster_namespace, "JOBS_NAMESPACE": cluster_namespace}
+    done = run_hook(cluster, **place, CHART_VERSION="99.1.0", TOKEN_SECRET="token")
+    assert done.returncode == 1
+    assert "the chart is of version 99.1.0, and the image of 0." in done.stderr
+    assert cluster.get("secrets", f"--namespace={cluster_namespace}")["items"] == []
+
+
 ENDPOINT = "yard-gateway.platform.svc:443"
 
 
@@ -109,7 +119,8 @@ def test_the_namespace_of_jobs_is_made_once(cluster: Cluster, cluster_namespace:
         for _ in range(2):
             done = run_hook(cluster, "namespace", **place(cluster_namespace, wanted))
             assert done.returncode == 0, done.stderr
-            assert cluster.get("namespace", wanted)["metadata"]["name"] == wanted
+            labels = cluster.get("namespace", wanted)["metadata"]["labels"]
+            assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
     finally:
         cluster.kubectl("delete", "namespace", wanted, "--ignore-not-found", "--wait=false")
 

@@ -2,8 +2,10 @@
 {{- define "trainyard.setupEnvironment" -}}
 {{- $full := include "trainyard.fullname" . -}}
 - {name: TRAINYARD_SETUP_RELEASE, value: {{ .Release.Name }}}
+- {name: TRAINYARD_SETUP_CHART_VERSION, value: {{ .Chart.AppVersion | quote }}}
 - {name: TRAINYARD_SETUP_NAMESPACE, value: {{ .Release.Namespace }}}
 - {name: TRAINYARD_SETUP_JOBS_NAMESPACE, value: {{ include "trainyard.jobsNamespace" . }}}
+- {name: TRAINYARD_SETUP_POD_SECURITY, value: {{ .Values.jobs.podSecurity }}}
 - {name: TRAINYARD_SETUP_POOL, value: {{ .Values.jobs.pool }}}
 - {name: TRAINYARD_SETUP_LAUNCHER, value: {{ include "trainyard.identity" . }}}
 - {name: TRAINYARD_SETUP_ENDPOINT, value: {{ include "trainyard.endpoint" . }}}
@@ -37,6 +39,7 @@
 [{{ $full }}-token, {{ $full }}-attempt-key, {{ $full }}-redis, {{ $full }}-authority, {{ include "trainyard.tlsSecret" . }}]
 {{- end -}}
 
+{{- /* What has failed is kept for its logs until the next try, or until the release is removed. */ -}}
 {{- define "trainyard.setupHook" -}}
 helm.sh/hook: {{ .hooks }}
 helm.sh/hook-weight: {{ .weight | quote }}

@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
         settings = from_environment(Settings, "TRAINYARD_SETUP")
         cluster = Cluster(settings.release)
         if arguments == ["namespace"]:
-            cluster.ensure_namespace(settings.jobs_namespace)
+            cluster.ensure_namespace(settings.jobs_namespace, settings.pod_security)
         elif arguments == ["install"]:
             install(settings, cluster, datetime.datetime.now(datetime.UTC))
         else:

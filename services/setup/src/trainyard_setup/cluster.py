@@ -13,6 +13,7 @@ from servicekit.ownership import owned_by
 MANAGED_BY = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
 _MANAGER = "trainyard-setup"
+_POD_SECURITY = "pod-security.kubernetes.io/enforce"
 _POOL = "trainyard.dev/pool"
 _RESOURCE, _PLURAL = ("trainyard.dev", "v1alpha1"), "trainingjobs"
 _FINALIZER = "trainyard.dev/job"
@@ -108,12 +109,12 @@ class Cluster:
                     if error.status != _NOT_FOUND:
                         raise
 
-    def ensure_namespace(self, name: str) -> None:
-        """Makes a namespace, unless it is there."""
+    def ensure_namespace(self, name: str, pod_security: str) -> None:
+        """Makes a namespace that holds its pods to a standard of pod security, unless it is there."""
+        metadata = self._named(name)
+        metadata.labels = {**self._labels, _POD_SECURITY: pod_security}
         try:
-            self._core.create_namespace(
-                client.V1Namespace(metadata=self._named(name)), _request_timeout=_CALL_TIMEOUT_S
-            )
+            self._core.create_namespace(client.V1Namespace(metadata=metadata), _request_timeout=_CALL_TIMEOUT_S)
         except ApiException as error:
             if error.status != _CONFLICT:
                 raise
@@ -128,6 +129,13 @@ class Cluster:
             for job in jobs
             if owned_by(job, launcher, endpoint) and not (unfinished and _is_finished(job))
         ]
+
+    def failed_hooks(self, namespace: str, release: str) -> list[str]:
+        """Names of the jobs of hooks that did not succeed: helm keeps them, and nobody else removes them."""
+        selector = f"app.kubernetes.io/instance={release},{MANAGED_BY}=Helm"
+        found = self._batch.list_namespaced_job(namespace, label_selector=selector, _request_timeout=_CALL_TIMEOUT_S)
+        jobs = client.ApiClient().sanitize_for_serialization(found)["items"]
+        return [str(job["metadata"]["name"]) for job in jobs if _is_finished(job)]
 
     def delete_jobs(self, namespace: str, names: Sequence[str]) -> None:
         """Removes attempts' jobs with their pods, and their services."""

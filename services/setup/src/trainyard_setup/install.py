@@ -10,6 +10,7 @@ import datetime
 import logging
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Protocol
 
@@ -43,8 +44,9 @@ def install(settings: Settings, cluster: Cluster, now: datetime.datetime) -> Non
 
     Raises:
         Incomplete: a secret that is there lacks a key, or one that was promised does not come; or jobs run where they
-            would not be found any more.
+            would not be found any more; or the chart is not of this version.
     """
+    require_version(settings.chart_version, version("trainyard-setup"))
     require_moved(settings, cluster)
     make_secrets(settings, cluster, now)
     root = _root(settings, cluster, now)
@@ -55,6 +57,19 @@ def install(settings: Settings, cluster: Cluster, now: datetime.datetime) -> Non
         definition = yaml.safe_load(path.read_text())
         if cluster.update_definition(definition):
             logger.info("definition is up to date", extra={"definition": definition["metadata"]["name"]})
+
+
+def require_version(chart: str, image: str) -> None:
+    """A chart tells services what only those of its own version understand.
+
+    Raises:
+        Incomplete: the image is of another.
+    """
+    if chart and chart != image:
+        raise Incomplete(
+            f"the chart is of version {chart}, and the image of {image}: install the chart of {image}, or leave "
+            f"image.tag and agentImage.tag empty, or set them to images of {chart}"
+        )
 
 
 def require_moved(settings: Settings, cluster: Cluster) -> None:

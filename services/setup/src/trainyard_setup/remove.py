@@ -10,6 +10,7 @@ def remove(settings: Settings, cluster: Cluster) -> str:
     """Removes jobs, secrets and config maps of the installation; returns what to tell about the rest."""
     jobs = cluster.jobs(settings.jobs_namespace, settings.pool, settings.launcher, settings.endpoint)
     cluster.delete_jobs(settings.jobs_namespace, jobs)
+    cluster.delete_jobs(settings.namespace, cluster.failed_hooks(settings.namespace, settings.release))
     if settings.operator:
         cluster.release_resources(settings.watched())
     made = [

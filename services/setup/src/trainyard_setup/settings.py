@@ -11,10 +11,14 @@ class Settings(ServiceSettings):
 
     release: str = Field(min_length=1)
     """Name of the installation: the prefix of everything that is made."""
+    chart_version: str = ""
+    """The chart's appVersion: of that version the image has to be."""
     namespace: str = Field(min_length=1)
     """Where its services are."""
     jobs_namespace: str = Field(min_length=1)
     """Where its jobs run."""
+    pod_security: str = "restricted"
+    """Standard of pod security to which that namespace holds its pods, when it is made."""
     pool: str = "cluster"
     """The pool of the launcher: jobs' objects carry it as a label."""
     launcher: str = ""
