@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from trainyard.spec import Kubernetes, Resources, Secret, SecretKeyReference, SecretSource, Spec, Toleration, Volume
 from trainyard_launcher.backend import Facts, Launch, StartError
-from trainyard_launcher.backends.kubernetes import jobs, losses, machines, manifests, names, pods
+from trainyard_launcher.backends.kubernetes import jobs, losses, machines, manifests, names, pods, taints
 from trainyard_launcher.backends.kubernetes.merge import merged, read_template
 from trainyard_launcher.settings import Settings
 from trainyard_protos.v1 import common_pb2
@@ -392,6 +392,41 @@ def test_machines_that_take_no_pods_are_not_offered() -> None:
         node(taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]),
     ]
     assert machines.offered(away, SETTINGS) == []
+
+
+@pytest.mark.parametrize(
+    ("taint", "toleration", "goes"),
+    [
+        ("pool=train:NoSchedule", {"key": "pool", "value": "train"}, True),
+        ("pool=train:NoSchedule", {"key": "pool", "operator": "Equal", "value": "serve"}, False),
+        ("pool=train:NoSchedule", {"key": "pool", "operator": "Exists"}, True),
+        ("pool=train:NoSchedule", {"operator": "Exists"}, True),
+        ("pool=train:NoExecute", {"key": "pool", "operator": "Exists", "effect": "NoSchedule"}, False),
+        ("pool=:NoSchedule", {"key": "pool"}, True),
+        ("pool=train:PreferNoSchedule", {"key": "other"}, True),
+        ("pool=train:NoSchedule", {"key": "other", "operator": "Exists"}, False),
+    ],
+)
+def test_machines_with_taints_are_offered_when_every_pod_tolerates_them(
+    taint: str, toleration: dict[str, str], goes: bool
+) -> None:
+    key, _, rest = taint.partition("=")
+    value, _, effect = rest.partition(":")
+    machine = node(taints=[{"key": key, "value": value, "effect": effect}])
+    assert bool(machines.offered([machine], SETTINGS, tolerations=[toleration])) == goes
+
+
+def test_machines_for_gpus_are_offered_and_pods_that_ask_for_some_go_there() -> None:
+    machine = node(taints=[{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}])
+    assert machines.offered([machine], SETTINGS)
+    assert taints.tolerated(machine.taints, pod_spec(gpu=1)["tolerations"])
+    assert "tolerations" not in pod_spec()
+
+
+def test_no_toleration_opens_a_cordoned_machine() -> None:
+    taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    cordoned = node(unschedulable=True, taints=[taint])
+    assert machines.offered([cordoned], SETTINGS, tolerations=[{"operator": "Exists"}]) == []
 
 
 def lost(ready: dict[str, bool], silent_s: losses.Silences) -> Set[str]:

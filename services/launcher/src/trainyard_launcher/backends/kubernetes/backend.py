@@ -97,7 +97,8 @@ class KubernetesBackend:
     def machines(self) -> Sequence[scheduler_pb2.Machine]:
         """The nodes of the cluster that take pods, with what others leave of them."""
         known = [each for name, each in self._keeper.machines.objects.items() if name not in self._keeper.judge.gone]
-        return machines.offered(known, self._settings, self._foreign.taken())
+        tolerations = self._template.get("spec", {}).get("tolerations") or ()
+        return machines.offered(known, self._settings, self._foreign.taken(), tolerations)
 
     # Finding what an earlier life left
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
+from trainyard_launcher.backends.kubernetes import taints
 from trainyard_launcher.settings import Settings
 
-_KEEP_AWAY = ("NoSchedule", "NoExecute")
 _UNITS: dict[str, float] = {f"{prefix}i": 2 ** (10 * power) for power, prefix in enumerate("KMGTPE", 1)}
 _UNITS |= {prefix: 10 ** (3 * power) for power, prefix in enumerate("kMGTPE", 1)}
 _UNITS |= {"m": 1e-3, "u": 1e-6, "n": 1e-9}
@@ -22,7 +22,8 @@ class Machine:
 
     name: str
     ready: bool
-    open: bool  # takes pods without a toleration
+    cordoned: bool
+    taints: tuple[taints.Taint, ...]
     cpu: float
     memory_bytes: int
     resources: Mapping[str, int]
@@ -34,12 +35,12 @@ def read(node: Mapping[str, Any]) -> Machine:
     """A node's readiness and what pods can have of it."""
     status, spec = node.get("status", {}), node.get("spec", {})
     ready = any(each["type"] == "Ready" and each["status"] == "True" for each in status.get("conditions", ()))
-    tainted = any(each.get("effect") in _KEEP_AWAY for each in spec.get("taints", ()))
     amounts, versions = status.get("allocatable", {}), status.get("nodeInfo", {})
     return Machine(
         name=str(node["metadata"]["name"]),
         ready=ready,
-        open=not spec.get("unschedulable", False) and not tainted,
+        cordoned=bool(spec.get("unschedulable", False)),
+        taints=taints.read(spec),
         cpu=amount(str(amounts.get("cpu", "0"))),
         memory_bytes=int(amount(str(amounts.get("memory", "0")))),
         resources={name: int(value) for name, value in amounts.items() if "/" in name and str(value).isdigit()},
@@ -49,18 +50,23 @@ def read(node: Mapping[str, Any]) -> Machine:
 
 
 def offered(
-    machines: Iterable[Machine], settings: Settings, taken: Mapping[str, Mapping[str, float]] | None = None
+    machines: Iterable[Machine],
+    settings: Settings,
+    taken: Mapping[str, Mapping[str, float]] | None = None,
+    tolerations: Sequence[taints.Toleration] = (),
 ) -> list[scheduler_pb2.Machine]:
     """What the scheduler may count on: the machines that take pods, less what others have of each and the agent's own
     share.
 
     Args:
         taken: by machine, what pods of others ask for; amounts by the names of the resources.
+        tolerations: of every pod. That of machines for GPUs is had by those that ask for some.
     """
+    tolerations = [*tolerations, taints.of_gpus(settings.kubernetes_gpu_resource)]
     return [
         scheduler_pb2.Machine(name=each.name, total=_left(each, settings, (taken or {}).get(each.name, {})))
         for each in sorted(machines, key=lambda each: each.name)
-        if each.ready and each.open
+        if each.ready and not each.cordoned and taints.tolerated(each.taints, tolerations)
     ]
 
 

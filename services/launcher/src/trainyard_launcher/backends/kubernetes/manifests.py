@@ -7,7 +7,7 @@ the Job makes each pod once. Pods keep to the restricted standard of pod securit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servicekit.ownership import ENDPOINT_VARIABLE
@@ -15,7 +15,7 @@ from trainyard.spec import Kubernetes, Spec, quantities
 from trainyard.spec.cluster import Toleration, Volume
 
 from trainyard_launcher.backend import Launch, StartError
-from trainyard_launcher.backends.kubernetes import names, reserved
+from trainyard_launcher.backends.kubernetes import names, reserved, taints
 from trainyard_launcher.backends.kubernetes.merge import merged
 from trainyard_launcher.settings import Settings
 
@@ -148,15 +148,16 @@ def _pod_spec(launch: Launch, endpoint: str, settings: Settings, *, agent_mounte
         pod["subdomain"] = names.object_name(facts)
     if wishes.shared_memory is not None:
         pod["volumes"].append(_shared_memory(quantities.memory_bytes(wishes.shared_memory)))
-    return pod | _placement(wishes, facts.attempt_id)
+    gpus = [taints.of_gpus(settings.kubernetes_gpu_resource)] if launch.per_worker.gpu else []
+    return pod | _placement(wishes, facts.attempt_id, gpus)
 
 
-def _placement(wishes: Kubernetes, attempt_id: str) -> Object:
-    """Where pods may and should go; only what is wished for."""
+def _placement(wishes: Kubernetes, attempt_id: str, tolerations: Sequence[taints.Toleration]) -> Object:
+    """Where pods may and should go; only what is wished for, and tolerated beside."""
     nearby = {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": {names.ATTEMPT_ID: attempt_id}}}
     found: Object = {
         "nodeSelector": dict(wishes.node_selector),
-        "tolerations": [_toleration(each) for each in wishes.tolerations],
+        "tolerations": [*(_toleration(each) for each in wishes.tolerations), *tolerations],
         "imagePullSecrets": [{"name": name} for name in wishes.pull_secrets],
         "priorityClassName": wishes.priority_class,
     }
