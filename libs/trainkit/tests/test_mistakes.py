@@ -50,6 +50,7 @@ BEST = Checkpoints(folder="nowhere", best=Best(metric="val/acc"))
         ({"metrics": {"hits": Slope}}, r"metrics\['hits'\] is a class \(Slope\), not an instance"),
         ({"checkpoints": BEST}, r"Checkpoints\(best=...\): nothing is evaluated"),
         ({"checkpoints": BEST, "evaluate": Loader(ones(8), 8)}, "no result is called 'val/acc'; there will be: val/lo"),
+        ({"compile": True}, "compile: Slope has no forward, which is what is compiled"),
         ({"seed": 2**63}, "seed has to be a whole number of 64 bits"),
         ({"device": "gpu"}, "device='gpu': give for instance 'cpu', 'cuda' or 'cuda:1', or None"),
     ],

@@ -34,6 +34,11 @@ def check(trainer: Trainer) -> None:
         InvalidSetup: one cannot work, or two do not go together.
     """
     _check_module(trainer.module)
+    if trainer.compile and type(trainer.module).forward is nn.Module.forward:
+        raise InvalidSetup(
+            f"compile: {type(trainer.module).__name__} has no forward, which is what is compiled: give it "
+            "one, and call self(...) in training_step"
+        )
     for setting, allowed in _WORDS.items():
         if (word := getattr(trainer, setting)) not in allowed:
             raise InvalidSetup(f"{setting}={word!r}: choose one of {', '.join(allowed)}")
