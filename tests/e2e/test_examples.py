@@ -117,7 +117,7 @@ def compiler() -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("job_file", ["job.yaml", "job-zero3.yaml"])
+@pytest.mark.parametrize("job_file", ["job.yaml", pytest.param("job-zero3.yaml", marks=pytest.mark.exhaustive)])
 def test_deepspeed_trains_and_resumes_from_its_checkpoint(compiler, yard, tmp_path, job_file):
     shutil.copytree(REPOSITORY / "examples" / "deepspeed", tmp_path / "deepspeed")
     with yard.client() as client:
