@@ -133,6 +133,19 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"step-{step}" for step in values)
 
 
+def test_callbacks_are_told_of_each_checkpoint_also_when_the_next_one_is_due_at_once(tmp_path: Path) -> None:
+    told: list[str] = []
+
+    class Told(Callback):
+        def on_checkpoint(self, fit: Fit, path: Path) -> None:
+            told.append(path.name)
+
+    policy = Checkpoints(folder=tmp_path, every="1st", keep_last=2)
+    trainer(tmp_path, checkpoints=policy, callbacks=[Told()]).fit()
+
+    assert told == [f"step-{step}" for step in range(1, 11)]
+
+
 @pytest.mark.parametrize("file", ["rank-00000.safetensors", "rank-00000.json", "state.json", "index.json"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, caplog: pytest.LogCaptureFixture) -> None:
     whole = trainer(tmp_path).fit()

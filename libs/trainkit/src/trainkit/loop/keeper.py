@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainkit.checkpoints.policy import Checkpoints
@@ -56,13 +57,13 @@ class Keeper:
         """Makes a checkpoint when one was asked for, and tells of one that became durable."""
         if self.asked and not self._fit.state.window and not (over and self._policy.at_end):
             self.save()
-        if (path := self._saver.finished()) is not None:
-            self._fit.tell_checkpoint(path)
+        self._tell(self._saver.finished())
 
     def save(self) -> None:
-        """Makes a checkpoint now."""
+        """Makes a checkpoint now; waits for the one before, and tells of that."""
         fit = self._fit
         self.asked = False
+        self._tell(self._saver.wait())
         self.saved_at = fit.state.step
         fit.refuse_non_finite()
         fit.call("on_checkpoint_start")
@@ -81,8 +82,7 @@ class Keeper:
         """Completes what is in the making; before that, makes the one at the end that the policy wants."""
         if self._policy.at_end and self.saved_at != self._fit.state.step:
             self.save()
-        if (path := self._saver.wait()) is not None:
-            self._fit.tell_checkpoint(path)
+        self._tell(self._saver.wait())
 
     def last(self, asked_at: float) -> None:
         """Makes the last checkpoint of a run that was asked to end at this time (of `time.monotonic`).
@@ -107,5 +107,8 @@ class Keeper:
                 f"grace_s={self._policy.grace_s:g} seconds: the run goes on from the one before; give it more time, or "
                 "make checkpoints more often"
             ) from None
-        if path is not None:
-            self._fit.tell_checkpoint(path)
+        self._tell(path)
+
+    def _tell(self, durable: Path | None) -> None:
+        if durable is not None:
+            self._fit.tell_checkpoint(durable)
