@@ -1,8 +1,9 @@
 """How long training stands still for a checkpoint of 300 MB on the CPU, how long it takes in all, and how many bytes.
 
-Beside it, in the same process and alternating: a copy of the same bytes into memory that is already there, torch.save
-with fsync, and torch's own `async_save` of distributed checkpoints. Bars: the stall is at most 1.4 times the copy
-and at most a fifth of torch.save's.
+A run makes a checkpoint after every step. Beside it, in the same process and alternating: a copy of the same bytes into
+memory that is already there, torch.save with fsync, and torch's own `async_save` of distributed checkpoints. Lightning
+and Accelerate save the same state in processes of their own, in the environment of `trainers.txt`; they do not sync.
+Bars: the stall is at most 1.4 times the copy and at most a fifth of torch.save's.
 
 Then a run that makes a checkpoint at every step is killed by SIGKILL, 100 times at random moments, and started again.
 The bar: no torn checkpoint was accepted. Each life compares what it goes on from with what that step has to hold.
@@ -11,11 +12,13 @@ The bar: no torn checkpoint was accepted. Each life compares what it goes on fro
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import os
 import random
 import shutil
 import statistics
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,22 +27,30 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import Bar, conclude, progress, table
+from _harness import Bar, clean_environment, conclude, progress, table
+from _peers import environment
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from trainkit import Callback, Checkpoints, Trainer
-from trainkit.checkpoints.saver import Saver
-from trainkit.checkpoints.snapshot import Snapshot
 from trainkit.data import Loader
 from trainkit.loop.fit import Fit
 
 MEGABYTES = 300
+PEERS = ("Lightning", "Accelerate")
+TRAINERS = Path(__file__).with_name("trainers.txt")
 LIMIT_OF_COPY, LIMIT_OF_SAVE = 1.4, 0.2
 
 
-def state(megabytes: int) -> dict[str, Tensor]:
-    """Weights and two moments of Adam, of layers of 4 MB."""
-    return {f"part-{number}": torch.randn(1024, 1024) for number in range(max(1, megabytes * 1_000_000 // 2**22))}
+class Weights(nn.Module):
+    """Layers of 4 MB. AdamW keeps two moments of each, which makes three times their bytes to store."""
+
+    def __init__(self, megabytes: int) -> None:
+        super().__init__()
+        count = max(1, megabytes * 1_000_000 // (3 * 2**22))
+        self.parts = nn.ParameterList([nn.Parameter(torch.randn(1024, 1024)) for _ in range(count)])
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        return sum((part.sum() for part in self.parts), torch.zeros(()))
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -52,61 +63,87 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-class Stalls:
-    """One way to save: `(stall, total)` of a save, in seconds, in a folder of its own."""
+class Stalls(Callback):
+    """Times the checkpoint that the loop makes at the end of each epoch, then the other ways to save the same state.
 
-    def __init__(self, folder: Path, tensors: dict[str, Tensor]) -> None:
-        self.folder, self._tensors, self._step = folder, tensors, 0
-        self._there = {name: torch.empty_like(each).copy_(each) for name, each in tensors.items()}
-        policy = Checkpoints(folder=folder / "ours", keep_last=1)
-        self.saver = Saver(folder / "ours", policy, rank=0, world_size=1, before_commit=lambda: None)
+    Each epoch is one step. The loop stands still between `on_epoch_end` and `on_epoch_done`; the checkpoint is durable
+    when its name is there.
+    """
 
-    def copy(self) -> tuple[float, float]:
-        took = timed(lambda: [self._there[name].copy_(each) for name, each in self._tensors.items()])
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.found: dict[str, list[tuple[float, float]]] = {}
+        """`(stall, total)` in seconds, by the name of the way."""
+
+    def on_epoch_end(self, fit: Fit) -> None:
+        self._start = time.perf_counter()
+
+    def on_epoch_done(self, fit: Fit) -> None:
+        stall = time.perf_counter() - self._start
+        done = self.folder / "ours" / f"step-{fit.state.step}"
+        while not done.exists():
+            time.sleep(0.001)
+        self._note("trainkit", (stall, time.perf_counter() - self._start))
+        state = {"model": fit.module.state_dict(), "optimizer": fit.optimizer.state_dict()}
+        ways = {"a copy": self._copy, "torch.save with fsync": self._torch_save, "DCP async_save": self._dcp}
+        for name in list(ways) if fit.state.step % 2 else list(ways)[::-1]:
+            self._note(name, ways[name](state))
+
+    def _note(self, name: str, result: tuple[float, float]) -> None:
+        self.found.setdefault(name, []).append(result)
+
+    def _copy(self, state: dict[str, Any]) -> tuple[float, float]:
+        tensors = [
+            *state["model"].values(),
+            *(value for kept in state["optimizer"]["state"].values() for value in kept.values()),
+        ]
+        if "a copy" not in self.found:
+            self._there = [torch.empty_like(each).copy_(each) for each in tensors]
+        took = timed(lambda: [there.copy_(each) for there, each in zip(self._there, tensors, strict=True)])
         return took, took
 
-    def ours(self) -> tuple[float, float]:
-        self._step += 1
-        snapshot = Snapshot(step=self._step, shared={"model": self._tensors}, own={}, results={})
-        stall = timed(lambda: self.saver.save(snapshot))
-        return stall, stall + timed(self.saver.wait)
-
-    def torch_save(self) -> tuple[float, float]:
-        took = timed(self._save)
+    def _torch_save(self, state: dict[str, Any]) -> tuple[float, float]:
+        took = timed(lambda: save_durably(state, self.folder / "torch.pt"))
         return took, took
 
-    def _save(self) -> None:
-        with (self.folder / "torch.pt").open("wb") as file:
-            torch.save(self._tensors, file)
-            file.flush()
-            os.fsync(file.fileno())
-
-    def dcp(self) -> tuple[float, float]:
+    def _dcp(self, state: dict[str, Any]) -> tuple[float, float]:
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
         shutil.rmtree(self.folder / "dcp", ignore_errors=True)
         futures: list[Any] = []
-        stall = timed(
-            lambda: futures.append(async_save(self._tensors, checkpoint_id=self.folder / "dcp", no_dist=True))
-        )
+        stall = timed(lambda: futures.append(async_save(state, checkpoint_id=self.folder / "dcp", no_dist=True)))
         return stall, stall + timed(futures[0].result)
 
 
+def save_durably(state: dict[str, Any], path: Path) -> None:
+    with path.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def measured(folder: Path, megabytes: int, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    stalls = Stalls(folder, state(megabytes))
-    ways = {
-        "a copy": stalls.copy,
-        "trainkit": stalls.ours,
-        "torch.save with fsync": stalls.torch_save,
-        "DCP async_save": stalls.dcp,
-    }
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for number in range(-1, rounds):
-        for name in list(ways) if number % 2 else list(ways)[::-1]:
-            result = ways[name]()
-            if number >= 0:
-                found[name].append(result)
-    stalls.saver.close()
+    """`(stall, total)` of every way in every round; the first round, which takes its memory, does not count."""
+    stalls = Stalls(folder)
+    Trainer(
+        module=Weights(megabytes),
+        optimizer=lambda named: torch.optim.AdamW(named, lr=1e-4),
+        train=[[torch.zeros(1)]],
+        max_duration=f"{rounds + 1}ep",
+        callbacks=[stalls],
+        checkpoints=Checkpoints(folder=folder / "ours", every="1ep", keep_last=1, at_end=False),
+    ).fit()
+    return {name: results[1:] for name, results in stalls.found.items()}
+
+
+def of_peer(peer: str, folder: Path, megabytes: int, rounds: int) -> dict[str, Any]:
+    """`stall` of a peer's own save, in seconds, the `copy` of the same state beside it, and `bytes`."""
+    python, file = environment(TRAINERS) / "python", Path(__file__).with_name("_checkpoint_peer.py")
+    command = [str(python), str(file), peer, str(folder), str(megabytes), str(rounds)]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{peer}:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
@@ -188,13 +225,18 @@ def main() -> None:
         found = measured(folder, options.megabytes, options.rounds)
         sizes = {"trainkit": size(folder / "ours"), "torch.save with fsync": (folder / "torch.pt").stat().st_size}
         sizes["DCP async_save"] = size(folder / "dcp")
+        peers = {peer: of_peer(peer, folder / peer, options.megabytes, options.rounds) for peer in PEERS}
         resumed, torn = killed(folder / "killed", options.kills)
     stall = {way: statistics.median(each[0] for each in pairs) for way, pairs in found.items()}
     total = {way: statistics.median(each[1] for each in pairs) for way, pairs in found.items()}
+    rows = [[way, f"{1000 * stall[way]:.0f}", f"{1000 * total[way]:.0f}", f"{sizes.get(way, 0):,}"] for way in found]
+    for peer, each in peers.items():
+        times = f"{1000 * each['stall']:.0f} ({each['stall'] / each['copy']:.1f} copies there)"
+        rows.append([f"{peer}, without fsync", times, f"{1000 * each['stall']:.0f}", f"{each['bytes']:,}"])
     table(
         f"a checkpoint of {options.megabytes} MB",
         ["way", "stands still, ms", "in all, ms", "bytes"],
-        [[way, f"{1000 * stall[way]:.0f}", f"{1000 * total[way]:.0f}", f"{sizes.get(way, 0):,}"] for way in found],
+        rows,
     )
     print(f"{options.kills} kills: {resumed} lives went on from a checkpoint, {torn} from a torn one")
     ours, copy, saved = stall["trainkit"], stall["a copy"], stall["torch.save with fsync"]
