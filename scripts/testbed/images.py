@@ -44,7 +44,7 @@ def archive(name: str) -> Path:
     """A docker archive of the image, built when it is not there yet.
 
     Args:
-        name: services, agent or worker (which takes seven minutes, 20 GB of disk meanwhile, and 12 GB afterwards).
+        name: services, agent or worker (which takes seven minutes, 21 GB of disk meanwhile, and 12 GB afterwards).
 
     Raises:
         fetch.Unavailable: it cannot be built; the message has the end of what the build printed.

@@ -56,12 +56,13 @@ class Saver:
             ) from error
 
     def save(self, snapshot: Snapshot) -> None:
-        """Returns when the tensors are copied; waits before that for the previous checkpoint.
+        """Returns when the tensors are copied. The previous checkpoint has to be waited for before: who waits tells of
+        it, and its memory is used again.
 
         Raises:
-            CheckpointError: the previous one could not be written, or the state holds what cannot be stored.
+            CheckpointError: the state holds what cannot be stored.
         """
-        self.wait()
+        assert not self.busy, "one checkpoint is in the making at a time"
         tensors: dict[str, Tensor] = {}
         shared = split(snapshot.shared, "", tensors)
         own = split(snapshot.own, f"/ranks/{self._rank}", tensors)
