@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -150,3 +151,23 @@ def test_recomputing_and_compiling_change_neither_results_nor_names() -> None:
     for end in ends[1:]:
         assert list(end) == list(ends[0])
         assert all(torch.equal(end[name], ends[0][name]) for name in end)
+
+
+def test_gradients_are_cleared_by_the_optimizer_when_it_has_a_way_of_its_own() -> None:
+    class Counting(torch.optim.SGD):
+        cleared = 0
+
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            super().zero_grad(set_to_none)
+            self.cleared += 1
+
+    made: list[Counting] = []
+
+    def make(parameters: Any) -> Counting:
+        made.append(Counting(parameters, lr=0.1))
+        return made[0]
+
+    fit = trainer(optimizer=make).fit()
+
+    assert made[0].cleared == fit.state.update == 24
+    assert fit.module.w.grad is None

@@ -35,15 +35,18 @@ class Precision:
         """Within it, operations compute in this format where that is safe."""
         return torch.autocast(self._device.type, self.dtype)
 
-    def backward(self, loss: Tensor, **options: Any) -> None:
-        if not loss.requires_grad:
+    def backward(self, loss: Tensor, options: Mapping[str, Any]) -> None:
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        try:
+            loss.backward(**options) if options else loss.backward()  # an empty mapping costs as much as a call
+        except RuntimeError:
+            if loss.requires_grad:
+                raise
             raise InvalidStep(
                 "training_step returned a loss without a gradient: it was detached or computed without gradients, or "
                 "uses no parameter that is trained"
-            )
-        if self.scaler is not None:
-            loss = self.scaler.scale(loss)
-        loss.backward(**options)
+            ) from None
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Gives gradients their true size before anything reads them."""

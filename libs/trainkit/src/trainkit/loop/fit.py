@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import copy
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -135,10 +136,16 @@ class Fit:
             self._end_step(self.left)
         while not self._over():
             self.call("on_epoch_start")
+            before = self.state.step
             for batch, last in self._batches():
                 self._step(batch, last)
-                if self._after_step(last):
+                # Most steps have nothing due, and a look costs less here than a call.
+                if (last or self.state.step >= self._quiet_until or self._signals.asked) and self._after_step(last):
                     break
+            if self.state.step == before:
+                raise InvalidSetup(
+                    f"epoch {self.state.epoch} of the training data has no batch after step {self.state.position}"
+                )
 
     def _finish(self) -> None:
         self.state.finished = True
@@ -206,49 +213,42 @@ class Fit:
         state, steps = self.state, self.feed.steps(self.state.epoch)
         self.window.start_epoch(steps)
         batches = self.placed(self.feed.batches(state.epoch, state.position))
-        found = False
-        if steps is not None:
-            for batch in batches:
-                found = True
-                yield batch, state.position + 1 >= steps
-        else:
-            for batch, last in with_last(batches):
-                found = True
-                yield batch, last
-        if not found:
-            raise InvalidSetup(f"epoch {state.epoch} of the training data has no batch after step {state.position}")
+        if steps is None:
+            return with_last(batches)
+        return zip(batches, chain(repeat(False, steps - state.position - 1), (True,)), strict=False)
 
     def _step(self, batch: Any, last: bool) -> None:
-        state, window = self.state, self.window
-        window.begin_step()
-        for hook in self._hooks.on_step_start:
+        """Forward and backward; and an update, when the step is the last of its window."""
+        state, window, hooks = self.state, self.window, self._hooks
+        if state.position >= window.same_until:
+            window.begin_step()
+        for hook in hooks.on_step_start:
             hook(self, batch)
-        loss = manual.step(self, batch) if self.manual else self._window_step(batch, last)
-        state.samples += window.samples
-        state.step += 1
-        state.position += 1
-        for hook in self._hooks.on_step_end:
-            hook(self, loss.detach())
-
-    def _window_step(self, batch: Any, last: bool) -> Tensor:
-        """Forward and backward; and an update, when the step is the last of its window. Returns the mean loss."""
-        state = self.state
-        closes = last or state.window + 1 >= self.trainer.accumulate or state.step + 1 >= self._last_step
-        if self.recovery is not None:
-            loss = self.recovery.step(batch, self._forward_backward)
-            if closes:
-                self.recovery.finish_window()
-        elif closes:
-            loss = self._forward_backward(batch)
-        else:
-            with self.strategy.accumulating():
-                loss = self._forward_backward(batch)
-        if closes:
+        if self.manual:
+            loss = manual.step(self, batch)
+        elif last or state.window + 1 >= self.trainer.accumulate or state.step + 1 >= self._last_step:
+            loss = (
+                self._forward_backward(batch)
+                if self.recovery is None
+                else self.recovery.last_step(batch, self._forward_backward)
+            )
             self._update()
             state.window = 0
         else:
+            loss = self._step_within(batch)
             state.window += 1
-        return loss
+        state.samples += window.samples
+        state.step += 1
+        state.position += 1
+        for hook in hooks.on_step_end:
+            hook(self, loss.detach())
+
+    def _step_within(self, batch: Any) -> Tensor:
+        """Forward and backward, with more of the same window to follow. Returns the mean loss."""
+        if self.recovery is not None:
+            return self.recovery.step(batch, self._forward_backward)
+        with self.strategy.accumulating():
+            return self._forward_backward(batch)
 
     def _forward_backward(self, batch: Any, share: float = 1.0) -> Tensor:
         """Adds a batch's gradients to the window's, or those of a part of it, which is `share` of its samples.
@@ -330,8 +330,6 @@ class Fit:
     def _after_step(self, last: bool) -> bool:
         """Does what is due. Returns whether the run is over."""
         state = self.state
-        if state.step < self._quiet_until and not last and not self._signals.asked:
-            return False
         self._signals.place = before_evaluation(state.step)
         if last:
             self._count_epoch()

@@ -54,6 +54,12 @@ class Recovery:
         self.agree()
         return loss
 
+    def last_step(self, batch: Any, attempt: Attempt) -> Tensor:
+        """The same for the last step of a window, after which gradients meet."""
+        loss = self.step(batch, attempt)
+        self._strategy.synchronise()
+        return loss
+
     def agree(self) -> None:
         """Tells the other processes that this one did its part, and waits for them.
 
@@ -98,10 +104,6 @@ class Recovery:
                 raise
             self._tell()
             raise OutOfMemory(f"a step of an evaluation does not fit into memory: {error}\n{holders()}") from error
-
-    def finish_window(self) -> None:
-        """Lets gradients meet."""
-        self._strategy.synchronise()
 
     def _tried(self, batch: Any, share: float, attempt: Attempt) -> Tensor | None:
         aside, loss = self._set_aside(), None

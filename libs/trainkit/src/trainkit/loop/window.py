@@ -25,6 +25,7 @@ class Window:
         last_step: the step at which the run ends, if that is known; it may cut the last window short.
 
     Attributes:
+        same_until: the position up to which all batches count as much as the present one.
         samples: in the present step's batch, over all processes.
         rows: those of them that are this process's.
         weight: what a mean loss over them counts: the batch's share of the window's samples, times the processes, over
@@ -36,7 +37,7 @@ class Window:
     def __init__(self, feed: Feed, state: State, strategy: Strategy, accumulate: int, last_step: int) -> None:
         self._feed, self._state, self._strategy = feed, state, strategy
         self._accumulate, self._last_step = accumulate, last_step
-        self._regular_until = self._same_until = 0
+        self._regular_until = self.same_until = 0
         self.samples = self.rows = 0
         self.weight = 1.0
         self.sums = False
@@ -44,17 +45,15 @@ class Window:
 
     def start_epoch(self, steps: int | None) -> None:
         """Takes in how many steps the epoch has, if that is known."""
-        self._regular_until, self._same_until = self._first_irregular(steps), 0
+        self._regular_until, self.same_until = self._first_irregular(steps), 0
 
     def begin_step(self) -> None:
-        """Takes in the step's batch. Where all windows are full, it counts as much as the one before."""
+        """Takes in the step's batch, from the position `same_until` on."""
         position = self._state.position
-        if position < self._same_until:
-            return
         self.samples, self.rows = self._feed.samples(position), self._feed.rows(position)
         regular = position < self._regular_until
         self.weight = 1 / self._accumulate if regular else self._irregular_weight()
-        self._same_until = self._regular_until if regular else 0
+        self.same_until = self._regular_until if regular else 0
 
     def _irregular_weight(self) -> float:
         state = self._state

@@ -121,7 +121,7 @@ class Strategy:
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Adds the gradients of `loss`; `options` are those of torch's `backward`."""
-        self.precision.backward(loss, **options)
+        self.precision.backward(loss, options)
 
     def step(self, optimizer: Optimizer) -> bool:
         """Updates the weights. False when the update was left out because of the loss scale."""
@@ -132,7 +132,13 @@ class Strategy:
 
     def clear(self, optimizer: Optimizer, set_to_none: bool = True) -> None:
         """Forgets the gradients; False: makes them zeros."""
-        optimizer.zero_grad(set_to_none)
+        if not set_to_none or getattr(optimizer.zero_grad, "__func__", None) is not Optimizer.zero_grad:
+            optimizer.zero_grad(set_to_none)
+            return
+        # As torch's own does it, which also makes a record for the profiler: that takes 4 microseconds.
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
 
     def gradients(self) -> list[Tensor]:
         """The gradients that are there, local shards where sharded."""
