@@ -162,8 +162,9 @@ def _of_pod(pod: Object) -> Iterator[str]:
     for each in status.get("containerStatuses", ()):
         if "waiting" not in each["state"]:
             yield "worker's container runs"
-    if status.get("phase") in ("Succeeded", "Failed"):
-        yield "pod over"
+    conditions = {each["type"]: each["status"] for each in status.get("conditions", ())}
+    if status.get("phase") in ("Succeeded", "Failed") and conditions.get("PodReadyToStartContainers") == "False":
+        yield "pod over"  # its sandbox too: taking it down is not to be in the next one's time
 
 
 async def _first_line(raw: Raw, pod: str) -> float:
