@@ -398,3 +398,39 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
 
     assert {name.rsplit(".", 1)[1] for name in names} == {"json", "safetensors"}
     assert set(load_file(tmp_path / "step-10" / "rank-00000.safetensors")) >= {"/model/layer.weight"}
+
+
+class Stream:
+    """Batches without an end that anybody knows before, which can go on where it was."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        while self.at < 6:
+            self.at += 1
+            yield [torch.full((2, 4), float(self.at)), torch.zeros(2)]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Seen(Callback):
+    def __init__(self) -> None:
+        self.batches: list[float] = []
+
+    def on_step_start(self, fit: Fit, batch: list[Tensor]) -> None:
+        self.batches.append(float(batch[0][0, 0]))
+
+
+@pytest.mark.parametrize("end", [2, 6, 7])
+def test_data_of_unknown_length_goes_on_where_it_was(tmp_path: Path, end: int) -> None:
+    first, second = Seen(), Seen()
+    trainer(tmp_path, train=Stream(), callbacks=[first], max_duration=f"{end}st").fit()
+    trainer(tmp_path, train=Stream(), callbacks=[second], max_duration="9st").fit()
+
+    assert first.batches + second.batches == [1, 2, 3, 4, 5, 6, 1, 2, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from itertools import chain, islice
 from typing import Any, Protocol, cast
 
@@ -35,6 +36,7 @@ class Plain:
         self._restored = False
         self._rows = 1
         self._world = 1
+        self._state: Mapping[str, Any] | None = None
 
     def bind(self, *, seed: int, rank: int, world_size: int, device: torch.device) -> None:
         self._world = world_size
@@ -59,14 +61,26 @@ class Plain:
                 "state_dict, so the batches before it are read again; a trainkit.Loader goes on at once",
                 stacklevel=2,
             )
-        batches = islice(iter(self.iterable), skip, None)
+        batches: Iterator[Any] = islice(iter(self.iterable), skip, None)
+        if hasattr(self.iterable, "state_dict") and self.steps(epoch) is None:
+            batches = self._noted(batches)
         first = next(batches, None)
         if first is None:
             return batches
         self._rows = leading(first)
         return chain([first], batches)
 
+    def _noted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Notes the state behind each batch: without a length, one more is read before the present one is done."""
+        before = None
+        for batch in batches:
+            self._state, before = before, deepcopy(cast(Any, self.iterable).state_dict())
+            yield batch
+        self._state = None
+
     def state_dict(self) -> Mapping[str, Any]:
+        if self._state is not None:
+            return self._state
         return self.iterable.state_dict() if hasattr(self.iterable, "state_dict") else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
