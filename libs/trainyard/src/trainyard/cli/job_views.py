@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from trainyard_protos.v1 import launcher_pb2
@@ -87,7 +87,7 @@ def detail(job: pb.Job, now: launcher_pb2.DescribeResponse) -> None:
             ("progress", progress(now.progress)),
         ]
     )
-    _attempts(job)
+    _attempts(job, now)
     _nodes(now)
     next_steps(*_next(job, identifier))
 
@@ -122,7 +122,7 @@ def progress(now: common_pb2.Progress) -> str:
     return ", ".join(parts)
 
 
-def _attempts(job: pb.Job) -> None:
+def _attempts(job: pb.Job, now: launcher_pb2.DescribeResponse) -> None:
     if not job.attempts:
         return
     say()
@@ -131,12 +131,19 @@ def _attempts(job: pb.Job) -> None:
             str(attempt.number),
             attempt.state,
             words.between(attempt.started_ns, attempt.ended_ns),
-            ", ".join(dict.fromkeys(placement.machine for placement in attempt.placements)),
+            ", ".join(dict.fromkeys(_machines(attempt, now if attempt.number == job.attempt else None))),
             exits.describe(attempt.exit) if attempt.HasField("exit") else "",
         ]
         for attempt in job.attempts
     ]
     tables.show(["ATTEMPT", "STATE", "RAN", "MACHINES", "EXIT"], rows)
+
+
+def _machines(attempt: pb.Attempt, now: launcher_pb2.DescribeResponse | None) -> Iterator[str]:
+    """Where the attempt's nodes are. On a cluster the yard only plans that, and Kubernetes decides."""
+    found = {node.node: node.machine for node in now.nodes} if now is not None else {}
+    for placement in attempt.placements:
+        yield found.get(placement.node) or placement.machine
 
 
 def _nodes(now: launcher_pb2.DescribeResponse) -> None:
