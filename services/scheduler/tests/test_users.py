@@ -244,6 +244,16 @@ async def test_explain_tells_the_reason_of_a_failure_once(yard: Yard) -> None:
     assert summary.count("WorkerFailed") == 1
 
 
+async def test_explain_tells_why_a_retry_was_needed(yard: Yard) -> None:
+    await yard.register(cpu=1)
+    job = await yard.started((await yard.submit(document("moved"))).id)
+    await yard.ended(job.id, c.Exit(reason="Evicted", message="machine m-1 was drained"))
+    await yard.started(job.id)
+    summary = (await yard.users.ExplainJob(s.ExplainJobRequest(id="moved"))).summary
+    assert "moved is running, attempt 2" in summary
+    assert "The attempt before ended: Evicted: machine m-1 was drained" in summary
+
+
 async def test_metrics_count_jobs_by_state(yard: Yard) -> None:
     await yard.register(cpu=1)
     await yard.started((await yard.submit()).id)

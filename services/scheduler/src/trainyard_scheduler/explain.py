@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from trainyard_protos.v1 import scheduler_pb2
+from collections.abc import Sequence
+
+from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
 from trainyard_scheduler import views
 from trainyard_scheduler.domain.reasons import PendingReason
@@ -14,12 +16,16 @@ from trainyard_scheduler.transitions.steps import demand_of
 _AHEAD_SHOWN = 20
 
 
-def explain(job: Job, attempt: Attempt | None, index: Index) -> scheduler_pb2.Explanation:
-    """Why the job is where it is."""
+def explain(job: Job, attempts: Sequence[Attempt], index: Index) -> scheduler_pb2.Explanation:
+    """Why the job is where it is.
+
+    Args:
+        attempts: the job's, the oldest first.
+    """
     free, total = index.totals()
     return scheduler_pb2.Explanation(
         job=views.job(job, index),
-        summary=_summary(job, attempt, index),
+        summary=_summary(job, attempts, index),
         position=index.position(job.id),
         ahead=index.ahead(job.id, _AHEAD_SHOWN),
         wanted=views.resources(demand_of(job).total),
@@ -29,7 +35,7 @@ def explain(job: Job, attempt: Attempt | None, index: Index) -> scheduler_pb2.Ex
     )
 
 
-def _summary(job: Job, attempt: Attempt | None, index: Index) -> str:
+def _summary(job: Job, attempts: Sequence[Attempt], index: Index) -> str:
     state = JobState(job.state)
     if state is JobState.QUEUED:
         return _why_queued(job, index)
@@ -37,10 +43,14 @@ def _summary(job: Job, attempt: Attempt | None, index: Index) -> str:
     told = job.message.startswith(job.reason)
     why = [job.message] if told else [job.reason, job.message]
     sentence = ": ".join([sentence, *(part for part in why if part)])
-    if state is JobState.STARTING and attempt and not attempt.claimed_ns:
-        sentence += f": the launcher of pool '{attempt.pool}' has not taken it yet; if that lasts, its log says why"
+    present = next((each for each in attempts if each.id == job.attempt_id), None)
+    if state is JobState.STARTING and present and not present.claimed_ns:
+        sentence += f": the launcher of pool '{present.pool}' has not taken it yet; if that lasts, its log says why"
     if job.retries_used or job.free_retries_used:
         sentence += f". Retries so far: {job.retries_used} of the budget, {job.free_retries_used} free"
+    if present and not present.exit and (before := [each.exit for each in attempts if each.exit]):
+        exit = common_pb2.Exit.FromString(before[-1])
+        sentence += f". The attempt before ended: {exit.reason}: {exit.message.removeprefix(f'{exit.reason}: ')}"
     return f"{sentence}."
 
 

@@ -181,8 +181,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         job, attempts = await self._store.read(
             lambda session: (queries.find_job(session, job_id), queries.attempts_of(session, job_id))
         )
-        newest = next((each for each in attempts if each.id == job.attempt_id), None)
-        return explain(job, newest, self._index)
+        return explain(job, attempts, self._index)
 
     async def ListPools(
         self, request: scheduler_pb2.ListPoolsRequest, context: _Context
