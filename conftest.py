@@ -1,5 +1,6 @@
 """Real servers for the tests of every part, one way to draw examples, and the order of the files."""
 
+import os
 from collections import defaultdict
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 from hypothesis import settings
 
 pytest_plugins = ["scripts.testbed.plugin", "scripts.testbed.cluster.plugin"]
+
+# Tests share the cores: threads that wait for each other's turn would only spin. Processes that tests start inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Tests never time anything, and two runs of the same tests see the same examples.
 settings.register_profile("trainyard", deadline=None, derandomize=True)

@@ -15,10 +15,11 @@ WAIT_S = 600
 
 
 def example(name: str, job_file: str, folder: Path) -> Path:
-    """A copy of an example whose two workers are a node each."""
+    """A copy of an example whose two workers are a node each. They share the cores of this machine all the same."""
     shutil.copytree(REPOSITORY / "examples" / name, folder / name)
     file = folder / name / job_file
-    text, found = re.subn(r"workersPerNode: 2", "nodes: 2", file.read_text())
+    nodes = 'nodes: 2\n  env: {OMP_NUM_THREADS: "1"}'
+    text, found = re.subn(r"workersPerNode: 2", nodes, file.read_text())
     assert found == 1
     file.write_text(text)
     return file
