@@ -1,4 +1,7 @@
-"""A peer's own save of weights and AdamW's moments, in the environment of `trainers.txt`. Prints medians as JSON."""
+"""A peer's own save of weights and AdamW's moments, in the environment of `trainers.txt`. Prints medians as JSON.
+
+This file needs torch alone until it is a peer's turn.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from torch import Tensor, nn
 
 
 def weights(megabytes: int) -> nn.ParameterList:
+    """Layers of 4 MB. AdamW keeps two moments of each, which makes three times their bytes to store."""
     count = max(1, megabytes * 1_000_000 // (3 * 2**22))
     return nn.ParameterList([nn.Parameter(torch.randn(1024, 1024)) for _ in range(count)])
 
@@ -60,7 +65,7 @@ def lightning(folder: Path, megabytes: int, rounds: int) -> dict[str, float]:
 
         def on_train_batch_end(self, *_: Any) -> None:
             trainer, optimizer = self.trainer, self.trainer.optimizers[0]
-            save = lambda: trainer.save_checkpoint(folder / "last.ckpt")  # noqa: E731
+            save = partial(trainer.save_checkpoint, folder / "last.ckpt")
             self.found = Stalls(self, optimizer, save).medians(rounds)
 
     net = Net()

@@ -90,7 +90,7 @@ def accelerate(module: nn.Module, data: Paired, logs: bool) -> None:
     from accelerate import Accelerator
     from accelerate.tracking import GeneralTracker
 
-    class Kept(GeneralTracker):  # type: ignore[misc]
+    class Kept(GeneralTracker):
         name, requires_logging_directory = "kept", False
 
         def __init__(self) -> None:
@@ -171,11 +171,11 @@ def transformers(module: nn.Module, data: Paired, logs: bool) -> None:
         def __iter__(self) -> Any:
             return ({"inputs": inputs, "labels": labels} for inputs, labels in data)
 
-    class OnData(Trainer):  # type: ignore[misc]
+    class OnData(Trainer):
         def get_train_dataloader(self) -> Any:
             return Named()
 
-    class Counted(TrainerCallback):  # type: ignore[misc]
+    class Counted(TrainerCallback):
         def __init__(self) -> None:
             self.count = counter()
 

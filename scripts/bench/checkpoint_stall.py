@@ -21,12 +21,12 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from _checkpoint_peer import timed, weights
 from _harness import Bar, clean_environment, conclude, progress, table
 from _peers import environment
 from torch import Tensor, nn
@@ -42,21 +42,12 @@ LIMIT_OF_COPY, LIMIT_OF_SAVE = 1.4, 0.2
 
 
 class Weights(nn.Module):
-    """Layers of 4 MB. AdamW keeps two moments of each, which makes three times their bytes to store."""
-
     def __init__(self, megabytes: int) -> None:
         super().__init__()
-        count = max(1, megabytes * 1_000_000 // (3 * 2**22))
-        self.parts = nn.ParameterList([nn.Parameter(torch.randn(1024, 1024)) for _ in range(count)])
+        self.parts = weights(megabytes)
 
     def training_step(self, batch: list[Tensor]) -> Tensor:
         return sum((part.sum() for part in self.parts), torch.zeros(()))
-
-
-def timed(call: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def size(folder: Path) -> int:
@@ -82,7 +73,7 @@ class Stalls(Callback):
         stall = time.perf_counter() - self._start
         done = self.folder / "ours" / f"step-{fit.state.step}"
         while not done.exists():
-            time.sleep(0.001)
+            time.sleep(0.001)  # the loop is told at its next look, and stands still here
         self._note("trainkit", (stall, time.perf_counter() - self._start))
         state = {"model": fit.module.state_dict(), "optimizer": fit.optimizer.state_dict()}
         ways = {"a copy": self._copy, "torch.save with fsync": self._torch_save, "DCP async_save": self._dcp}
