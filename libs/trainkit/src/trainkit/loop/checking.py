@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -24,6 +25,7 @@ _WORDS = {
     "non_finite": ("raise", "skip", "ignore"),
     "out_of_memory": ("raise", "retry", "split"),
 }
+_FLAGS = ("evaluate_first", "evaluate_last", "deterministic", "place_batches", "cast_batches", "zero_gradients")
 _CADENCES = ("evaluate_every", "log_every", "check_sync_every")
 
 
@@ -42,6 +44,7 @@ def check(trainer: Trainer) -> None:
     for setting, allowed in _WORDS.items():
         if (word := getattr(trainer, setting)) not in allowed:
             raise InvalidSetup(f"{setting}={word!r}: choose one of {', '.join(allowed)}")
+    _check_flags(trainer)
     _check_factories(trainer)
     _check_numbers(trainer)
     _check_data(trainer)
@@ -68,6 +71,18 @@ def _check_module(module: Any) -> None:
         raise InvalidSetup(f"nothing to train: no parameter of {type(module).__name__} requires a gradient")
 
 
+def _check_flags(trainer: Trainer) -> None:
+    """A text such as "false" would count as true."""
+    for setting in _FLAGS:
+        if not isinstance(given := getattr(trainer, setting), bool):
+            raise InvalidSetup(f"{setting} has to be True or False, not {given!r}")
+    if not isinstance(trainer.compile, bool | Mapping):
+        raise InvalidSetup(f"compile={trainer.compile!r}: give True, False or a mapping of torch.compile's arguments")
+    classes = trainer.recompute
+    if not isinstance(classes, list | tuple) or not all(isinstance(each, type) for each in classes):
+        raise InvalidSetup(f"recompute={classes!r}: give a list of classes of submodules, for instance [Block]")
+
+
 def _check_factories(trainer: Trainer) -> None:
     if not callable(trainer.optimizer):
         raise InvalidSetup(
@@ -78,6 +93,13 @@ def _check_factories(trainer: Trainer) -> None:
         raise InvalidSetup(
             f"schedule is a {type(trainer.schedule).__name__}: give what makes one from the optimizer and Totals, for "
             "instance lambda optimizer, totals: CosineAnnealingLR(optimizer, totals.updates)"
+        )
+    made = trainer.schedule.func if isinstance(trainer.schedule, partial) else trainer.schedule
+    if isinstance(made, type) and made.__module__.startswith("torch."):
+        raise InvalidSetup(
+            f"schedule is torch's {made.__name__}, and it is called with the optimizer and Totals, of which that class "
+            f"knows nothing: give lambda optimizer, totals: {made.__name__}(optimizer, ...), or "
+            "trainkit.optim.schedule with its name and arguments"
         )
 
 

@@ -26,14 +26,15 @@ from torch import Tensor
 
 from trainkit.callbacks.base import HOOKS, overriding
 from trainkit.data.feed import Feed, feed
-from trainkit.durations import Cadence, Steps, Tokens, duration
+from trainkit.durations import Steps, duration
 from trainkit.errors import Interrupted, InvalidSetup, InvalidStep, NonFiniteLoss
 from trainkit.loop import evaluation, leaving, manual
 from trainkit.loop.batches import moved
+from trainkit.loop.cadences import Cadences
 from trainkit.loop.checking import check
 from trainkit.loop.desync import compare
 from trainkit.loop.losses import Mean, loss_of
-from trainkit.loop.parts import Tail, cadence, named_sets, noted, run_context, totals, with_last
+from trainkit.loop.parts import Tail, named_sets, noted, run_context, totals, with_last
 from trainkit.loop.peers import note_loss
 from trainkit.loop.places import after_step, before_evaluation
 from trainkit.loop.signals import Signals
@@ -64,6 +65,7 @@ class Fit:
         manual: whether the module updates by itself.
         recovery: what looks after steps that do not fit into memory, or None.
         window: how the losses of the present accumulation window are weighted.
+        due: what is due every so often.
         stop_reason: why the run ended early, or None.
         left: what is open of the last step's end, when its evaluation was cut short.
     """
@@ -127,7 +129,14 @@ class Fit:
             self._open_checkpoints(closing)
         self._open_trackers()
         closing.enter_context(self._signals)
-        self._start_cadences()
+        self.due = Cadences(
+            trainer,
+            self.max_duration,
+            self.state,
+            evaluates=bool(self.evaluated),
+            compares=self.strategy.world_size > 1,
+        )
+        self._adds = self.due.log is not None or trainer.non_finite == "raise"
 
     def _train(self) -> None:
         if self.trainer.evaluate_first and self.state.step == 0:
@@ -284,9 +293,9 @@ class Fit:
         strategy, hooks = self.strategy, self._hooks
         if self.window.sums:
             self.window.divide()
-        elif self._needs_counts:
+        elif self.due.in_tokens:
             raise InvalidStep(
-                f"{self._needs_counts} is counted in tokens, and training_step returned a loss that says of none how "
+                f"{self.due.in_tokens} is counted in tokens, and training_step returned a loss that says of none how "
                 "many it is over: return Loss(sum, count), or use another unit"
             )
         if self.apply() and self.schedule is not None and self.trainer.schedule_per == "update":
@@ -329,15 +338,15 @@ class Fit:
 
     def _after_step(self, last: bool) -> bool:
         """Does what is due. Returns whether the run is over."""
-        state = self.state
+        state, due = self.state, self.due
         self._signals.place = before_evaluation(state.step)
         if last:
             self._count_epoch()
-        if self._log_every is not None and self._log_every.due(state):
+        if due.log is not None and due.log.due(state):
             self._log_loss()
-        if self._sync_every is not None and self._sync_every.due(state):
+        if due.sync is not None and due.sync.due(state):
             compare(self.strategy)
-        evaluates = self._evaluate_every is not None and self._evaluate_every.due(state)
+        evaluates = due.evaluate is not None and due.evaluate.due(state)
         return self._end_step(Tail(evaluates, last))
 
     def _end_step(self, tail: Tail) -> bool:
@@ -348,7 +357,7 @@ class Fit:
         self.left = None
         if tail.last:
             self.call("on_epoch_end")
-        if tail.saves or (self._save_every is not None and self._save_every.due(state)):
+        if tail.saves or self.due.saves(state):
             self.checkpoint()
         over = self._over()
         if self._keeper is not None:
@@ -379,7 +388,7 @@ class Fit:
         busy = self._keeper is not None and self._keeper.busy
         if busy or self.manual or self.stop_reason is not None or self.state.evaluated_at == self.state.step:
             return 0  # steps by hand make any number of updates
-        return min(each.next_step(self.state) for each in self._rhythms)
+        return self.due.next_step(self.state)
 
     def _log_loss(self) -> None:
         total, weight = self.loss.over(self.strategy)
@@ -401,7 +410,7 @@ class Fit:
         if self.trainer.non_finite != "raise":
             return
         total, _ = self.loss.over(self.strategy)
-        if self._log_every is None:
+        if self.due.log is None:
             self.loss.clear()
         if not math.isfinite(total):
             raise NonFiniteLoss(
@@ -462,23 +471,6 @@ class Fit:
     def totals(self) -> Totals:
         """How long the run will be. Raises `InvalidSetup` when neither data nor duration says."""
         return totals(self.feed, self.max_duration, self.trainer.accumulate)
-
-    def _start_cadences(self) -> None:
-        trainer, state = self.trainer, self.state
-        self._log_every = cadence(trainer.log_every, state)
-        self._adds = self._log_every is not None or trainer.non_finite == "raise"
-        self._evaluate_every = cadence(trainer.evaluate_every if self.evaluated else None, state)
-        self._save_every = cadence(trainer.checkpoints.every if trainer.checkpoints is not None else None, state)
-        self._sync_every = cadence(trainer.check_sync_every if self.strategy.world_size > 1 else None, state)
-        named = {
-            "max_duration": Cadence(self.max_duration, state),
-            "log_every": self._log_every,
-            "evaluate_every": self._evaluate_every,
-            "Checkpoints(every=...)": self._save_every,
-            "check_sync_every": self._sync_every,
-        }
-        self._rhythms = [each for each in named.values() if each is not None]
-        self._needs_counts = next((name for name, each in named.items() if each and isinstance(each.every, Tokens)), "")
 
     def _open_trackers(self) -> None:
         if not self.strategy.is_main:

@@ -30,8 +30,7 @@ def evaluate(fit: Fit, tail: Tail | None = None, late: bool = False) -> None:
             metric.reset()
         fit.call("on_evaluation_left")
         if tail is not None:
-            saves = tail.saves or (fit._save_every is not None and fit._save_every.due(fit.state))
-            fit.left = tail._replace(saves=saves)
+            fit.left = tail._replace(saves=tail.saves or fit.due.saves(fit.state))
         leave(fit)
 
 

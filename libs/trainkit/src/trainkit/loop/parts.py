@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from trainkit.data.feed import Feed
-from trainkit.durations import AnyDuration, Cadence, Duration, Steps
+from trainkit.durations import Duration, Steps
 from trainkit.errors import InvalidSetup
-from trainkit.state import State
 from trainkit.trackers.base import RunContext
 from trainkit.trainer import Totals, Trainer
 
@@ -36,10 +35,6 @@ def noted(call: Callable[..., None], *arguments: Any) -> None:
         call(*arguments)
     except Exception:
         _log.exception("while the run was ending with an error, another one")
-
-
-def cadence(every: AnyDuration | None, state: State) -> Cadence | None:
-    return Cadence(every, state) if every is not None else None
 
 
 def named_sets(evaluate: Any) -> Mapping[str, Any]:
