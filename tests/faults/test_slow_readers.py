@@ -22,7 +22,7 @@ LINES = 40_000
 """40 MB in all: more than any buffer on the way to a reader holds."""
 LINES_PER_BATCH = 250
 KEPT_FOR_A_READER = 32 * 2**20
-"""A piece of every file that it reads, decoded."""
+"""A piece of one file, decoded, takes 5 MB: the rest is for what allocators keep."""
 ALLOWED_GROWTH = 100 * 2**20
 """While readers that would be sent 800 MB do not read on."""
 

@@ -72,6 +72,25 @@ def test_a_snapshot_reads_on_while_its_files_are_replaced(tmp_path):
     player.close()
 
 
+@pytest.mark.parametrize("backwards", [False, True])
+def test_files_that_follow_each_other_are_read_one_after_the_other(tmp_path, backwards):
+    player = Player(tmp_path)
+    for text in ("early", "late"):
+        player.play(("node-0", [(1, 0, text)] * 3))
+        player.compact()
+    files = player.states[0].manifest.of_kind("lines")
+    damaged = files[0 if backwards else 1]
+    path = player.folders[0].path / damaged.name
+    content = bytearray(path.read_bytes())
+    content[damaged.groups[0].offset] ^= 1
+    path.write_bytes(content)
+    reading = player.states[0].snapshot(run_id(1)).lines(backwards=backwards)
+    assert {next(reading).text for _ in range(3)} == {"late" if backwards else "early"}, "the other is not looked at"
+    with pytest.raises(Damaged):
+        next(reading)
+    player.close()
+
+
 def test_replaced_files_go_when_nobody_reads_them(tmp_path):
     player = filled(tmp_path)
     snapshot = player.states[0].snapshot(run_id(1))

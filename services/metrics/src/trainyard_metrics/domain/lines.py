@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from trainyard_protos.v1.common_pb2 import LogLine
+
+Key = tuple[int, str, int]
+"""By which stored lines are ordered: (time, writer, number)."""
+Line = tuple[Key, LogLine]
+Step = tuple[Key, LogLine | None]
+"""A line; or, without one, a key that nothing that is left of a source comes before: it is read when it is asked on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +32,16 @@ class LineFilter:
     regex: str = ""
 
 
-def order(writer_id: str, line: LogLine) -> tuple[int, str, int]:
+def order(writer_id: str, line: LogLine) -> Key:
     """The key by which stored lines are ordered. Lines of a writer never go back in time: see `RunLog.stage`."""
     return line.time_ns, writer_id, line.seq
+
+
+def in_order(sources: Iterable[Iterator[Step]], *, backwards: bool = False) -> Iterator[Line]:
+    """The lines of all sources in order. What follows a step without a line is asked for when it is its turn."""
+    for key, line in heapq.merge(*sources, key=lambda step: step[0], reverse=backwards):
+        if line is not None:
+            yield key, line
 
 
 def matcher(wanted: LineFilter) -> Callable[[LogLine], bool]:

@@ -18,7 +18,7 @@ import numpy as np
 from trainyard_protos.v1.common_pb2 import LogLine
 
 from trainyard_metrics.domain.columns import Columns
-from trainyard_metrics.domain.lines import LineFilter, matcher
+from trainyard_metrics.domain.lines import Line, LineFilter, Step, matcher
 from trainyard_metrics.storage.files import Damaged
 from trainyard_metrics.storage.manifest import ColumnFile, RowGroup
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAGIC = b"PAR1"
-Line = tuple[tuple[int, str, int], LogLine]
-"""A line behind its key: (time, writer, number)."""
+_LINE_COLUMNS = ("time_ns", "writer", "seq", "node", "rank", "stream", "text")
+_BATCH_LINES = 512
 
 
 class Verified(io.RawIOBase):
@@ -59,6 +59,10 @@ class Verified(io.RawIOBase):
         """
         part = self._file.groups[group]
         self._start, self._content = part.offset, self._verified(part, f"row group {group}")
+
+    def unload(self) -> None:
+        """Forgets the row group that was fetched."""
+        self._start, self._content = 0, b""
 
     def _verified(self, part: RowGroup, what: str) -> bytes:
         content = self._fetch(part.offset, part.length)
@@ -130,7 +134,9 @@ class _Reader:
             Damaged
         """
         self._verified.load(group)
-        return self._parquet.read_row_group(group, use_threads=False)
+        table = self._parquet.read_row_group(group, use_threads=False)
+        self._verified.unload()
+        return table
 
 
 def read_points(
@@ -204,8 +210,9 @@ def read_lines(
     *,
     backwards: bool = False,
     groups: Sequence[int] | None = None,
-) -> Iterator[Line]:
-    """Lines of a file by time, writer and number; the other way round when `backwards`.
+) -> Iterator[Step]:
+    """Lines of a file by time, writer and number, the other way round when `backwards`; before those of a row group,
+    their bound: files that follow each other in time are decoded one after the other.
 
     Args:
         wanted: None: all.
@@ -220,12 +227,13 @@ def read_lines(
     with _Reader(path, file) as reader:
         numbers = reader.groups if groups is None else groups
         for group in reversed(numbers) if backwards else numbers:
-            if reader.range(group, "time_ns")[1] >= chosen.from_time_ns:
-                lines = _lines(reader.read(group), chosen, accepts)
-                yield from reversed(lines) if backwards else lines
+            first, last = reader.range(group, "time_ns")
+            if last >= chosen.from_time_ns:
+                yield (last + 1 if backwards else first, "", -1), None
+                yield from _lines(reader.read(group), chosen, accepts, backwards)
 
 
-def _lines(table: pa.Table, wanted: LineFilter, accepts: Callable[[LogLine], bool]) -> list[Line]:
+def _lines(table: pa.Table, wanted: LineFilter, accepts: Callable[[LogLine], bool], backwards: bool) -> Iterator[Line]:
     import pyarrow.compute as pc
 
     # Columns are cheap to compare; only what is left becomes messages.
@@ -234,15 +242,16 @@ def _lines(table: pa.Table, wanted: LineFilter, accepts: Callable[[LogLine], boo
         kept = pc.and_(kept, pc.is_in(table.column("rank"), value_set=_ranks(wanted.ranks)))
     if wanted.search:
         kept = pc.and_(kept, pc.match_substring(table.column("text"), wanted.search))
-    chosen = table.filter(kept)
-    columns = (
-        chosen.column(name).to_pylist() for name in ("time_ns", "writer", "seq", "node", "rank", "stream", "text")
-    )
-    return [
-        ((time_ns, writer, seq), line)
-        for time_ns, writer, seq, node, rank, stream, text in zip(*columns, strict=True)
-        if accepts(line := LogLine(seq=seq, time_ns=time_ns, node=node, rank=rank, stream=stream, text=text))
-    ]
+    batches = table.filter(kept).to_batches(_BATCH_LINES)
+    del table  # an iterator that is not read on keeps no more than it has to
+    for batch in reversed(batches) if backwards else batches:
+        columns = (batch.column(name).to_pylist() for name in _LINE_COLUMNS)
+        lines = [
+            ((time_ns, writer, seq), line)
+            for time_ns, writer, seq, node, rank, stream, text in zip(*columns, strict=True)
+            if accepts(line := LogLine(seq=seq, time_ns=time_ns, node=node, rank=rank, stream=stream, text=text))
+        ]
+        yield from reversed(lines) if backwards else lines
 
 
 def _ranks(ranks: frozenset[int]) -> pa.Array:

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 
 from trainyard_metrics.domain.columns import Columns
 from trainyard_metrics.domain.gathering import Chunk, columns
-from trainyard_metrics.storage.columnfiles import MAGIC, Line
+from trainyard_metrics.domain.lines import Line
+from trainyard_metrics.storage.columnfiles import MAGIC
 from trainyard_metrics.storage.manifest import ColumnFile, RowGroup
 
 GROUP_POINTS = 65_536

@@ -16,8 +16,8 @@ from trainyard_protos.v1.metrics_pb2 import AppendRequest
 from trainyard_metrics.domain import batches
 from trainyard_metrics.domain.columns import Columns
 from trainyard_metrics.domain.gathering import Chunk, Gatherer, Key
-from trainyard_metrics.domain.lines import order
-from trainyard_metrics.storage.columnfiles import Line, read_lines, read_points
+from trainyard_metrics.domain.lines import Line, in_order, order
+from trainyard_metrics.storage.columnfiles import read_lines, read_points
 from trainyard_metrics.storage.columnwriter import ColumnWriter, groups_of_lines, groups_of_points
 from trainyard_metrics.storage.files import columns_name, segment_name
 from trainyard_metrics.storage.frames import frames
@@ -67,7 +67,7 @@ def merge(folder: Path, files: Sequence[ColumnFile]) -> Made:
         merged = heapq.merge(*sources, key=lambda found: (found[1].key, found[0]))
         _store(folder, made, kind, identity, groups_of_points(chunk for _, chunk in merged))
     else:
-        lines = heapq.merge(*(read_lines(folder / file.name, file) for file in files), key=lambda line: line[0])
+        lines = in_order(read_lines(folder / file.name, file) for file in files)
         _store(folder, made, kind, identity, groups_of_lines(lines))
     return made
 

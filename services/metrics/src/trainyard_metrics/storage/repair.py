@@ -16,6 +16,7 @@ from pathlib import Path
 from servicekit.disk import sync_folder
 
 from trainyard_metrics.domain import batches
+from trainyard_metrics.domain.lines import in_order
 from trainyard_metrics.storage import manifest as manifests
 from trainyard_metrics.storage.checking import column_groups
 from trainyard_metrics.storage.columnfiles import read_lines, read_points
@@ -122,7 +123,7 @@ def _rewrite(folder: Path, file: ColumnFile, good: list[int], when: int) -> Colu
             for group in read_points(folder / file.name, file, groups=good):
                 writer.write(group)
         else:
-            for lines in groups_of_lines(read_lines(folder / file.name, file, groups=good)):
+            for lines in groups_of_lines(in_order([read_lines(folder / file.name, file, groups=good)])):
                 writer.write(lines)
     if writer.written is not None:
         (folder / (name + TEMPORARY)).replace(folder / name)
@@ -203,6 +204,6 @@ def _with_facts(folder: Path, manifest: Manifest) -> Manifest:
         if file.kind == "points":
             names.update(name for group in read_points(folder / file.name, file) for name in group.names)
         else:
-            for (time_ns, writer, _), _ in read_lines(folder / file.name, file):
+            for (time_ns, writer, _), _ in in_order([read_lines(folder / file.name, file)]):
                 times[writer] = max(times.get(writer, time_ns), time_ns)
     return replace(manifest, positions=positions, line_times=times, names=tuple(sorted(names)))

@@ -6,7 +6,6 @@ them meanwhile, and reads through descriptors of its own, so that it never waits
 
 from __future__ import annotations
 
-import heapq
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
 from trainyard_metrics.domain.columns import Columns, join
 from trainyard_metrics.domain.gathering import Gatherer, columns
-from trainyard_metrics.domain.lines import LineFilter, matcher, order
-from trainyard_metrics.storage.columnfiles import Line, read_lines, read_points
+from trainyard_metrics.domain.lines import Line, LineFilter, Step, in_order, matcher, order
+from trainyard_metrics.storage.columnfiles import read_lines, read_points
 from trainyard_metrics.storage.files import HeldFile
 from trainyard_metrics.storage.frames import frames
 from trainyard_metrics.storage.manifest import ColumnFile
@@ -135,7 +134,7 @@ class Snapshot:
     def lines(self, wanted: LineFilter | None = None, *, backwards: bool = False) -> Iterator[LogLine]:
         """Lines by (time, writer, number), or the other way round; reads as far as it is asked to."""
         chosen = wanted or LineFilter()
-        sources = [
+        sources: list[Iterator[Step]] = [
             read_lines(part.held.path, part.file, chosen, backwards=backwards)
             for part in self.files
             if part.file.kind == "lines"
@@ -143,8 +142,7 @@ class Snapshot:
         writers = sorted({writer for segment in self.segments for writer in segment.lines})
         frame = lru_cache(_KEPT_FRAMES)(_read_frame)
         sources += [self._of_writer(writer, chosen, frame, backwards) for writer in writers]
-        merged = heapq.merge(*sources, key=lambda found: found[0], reverse=backwards)
-        return (line for _, line in merged)
+        return (line for _, line in in_order(sources, backwards=backwards))
 
     def _of_writer(
         self, writer: str, wanted: LineFilter, frame: Callable[[Path, int], list[AppendRequest]], backwards: bool
