@@ -111,7 +111,8 @@ def test_installations_of_one_identity_cannot_both_be_there() -> None:
         for namespace, name in (("a", "b-c"), ("a-b", "c"))
     ]
     for each in both:
-        assert "name: TRAINYARD_LAUNCHER_IDENTITY\n              value: a-b-c\n" in each
+        for service in ("LAUNCHER", "OPERATOR"):
+            assert f"name: TRAINYARD_{service}_IDENTITY\n              value: a-b-c\n" in each
         roles = {found["metadata"]["name"] for found in yaml.safe_load_all(each) if found["kind"] == "ClusterRole"}
         assert "a-b-c-launcher" in roles
 

@@ -33,6 +33,10 @@
 {{- if eq .name "launcher" }}
 {{ include "trainyard.launcherEnvironment" .root }}
 {{- end }}
+{{- if eq .name "operator" }}
+- name: TRAINYARD_OPERATOR_IDENTITY
+  value: {{ include "trainyard.identity" .root }}
+{{- end }}
 {{- if and (eq .name "operator") $values.operator.namespaces }}
 - name: TRAINYARD_OPERATOR_NAMESPACES
   value: {{ join "," $values.operator.namespaces }}

@@ -36,7 +36,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ default (printf "%s-jobs" .Release.Namespace) .Values.jobs.namespace }}
 {{- end -}}
 
-{{- /* Of the launcher: what it makes carries it. The ClusterRoles are named by it, too: of two installations that would
+{{- /* Of the launcher and the operator: what they make and take carries it. The ClusterRoles are named by it, too: of two installations that would
        have the same one (b-c in namespace a, c in namespace a-b) helm refuses the second. */ -}}
 {{- define "trainyard.identity" -}}
 {{ .Release.Namespace }}-{{ include "trainyard.fullname" . }}

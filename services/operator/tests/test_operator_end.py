@@ -11,7 +11,7 @@ from trainyard.errors import NotRunning
 from trainyard_operator.announcer import Announcer
 from trainyard_operator.controller import Controller
 from trainyard_operator.queue import Later
-from trainyard_operator.resource import FINALIZER, read
+from trainyard_operator.resource import FINALIZER, read, taken
 from trainyard_operator.settings import Settings
 from trainyard_operator.yard import Yard
 from trainyard_protos.v1 import common_pb2, metrics_pb2
@@ -37,7 +37,7 @@ class Stored:
         self.body = {
             "apiVersion": "trainyard.dev/v1alpha1",
             "kind": "TrainingJob",
-            "metadata": metadata | {"finalizers": [FINALIZER]},
+            "metadata": metadata | {"finalizers": [FINALIZER], "annotations": taken("trainyard", "u-1")},
             "spec": {"command": ["true"], "checkpoints": BEST},
             "status": self.status,
         }

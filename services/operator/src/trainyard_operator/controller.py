@@ -1,9 +1,10 @@
 """Brings each resource and its job together, whatever happened meanwhile to one of them or to the operator itself.
 
-    seen, no job        hold (finalizer) -> submit under the uid -> status
+    seen, no job        take (finalizer, name) -> submit under the uid -> status
     seen, with a job    ask for the job once, then follow its events
     refused             status says which field; tried again when the spec changes
     being deleted       cancel -> wait for the end -> let go
+    another's           left alone
 
 Everything can be done twice: the uid makes one job of two submissions, a patch of what is so already changes nothing.
 """
@@ -20,7 +21,7 @@ from trainyard_protos.v1 import scheduler_pb2 as pb
 from trainyard_operator import progress, status, words
 from trainyard_operator.announcer import Announcer
 from trainyard_operator.queue import Later, Queue
-from trainyard_operator.resource import FINALIZER, Resource, read, submit_request
+from trainyard_operator.resource import FINALIZER, Resource, read, submit_request, taken
 from trainyard_operator.roster import Roster, Tracked
 from trainyard_operator.settings import Settings
 from trainyard_operator.yard import Yard
@@ -40,6 +41,7 @@ class Controller:
         self._api = api
         self._yard = yard
         self._announcer = announcer
+        self._identity = settings.identity
         self.roster = Roster()
         self.queue = Queue(self._reconcile, settings.workers, settings.retry_s)
 
@@ -48,14 +50,22 @@ class Controller:
     def seen(self, resource: Resource) -> None:
         """A resource was listed, created or changed."""
         tracked = self.roster.see(resource)
-        if tracked is not None and self._needs_work(tracked):
+        if tracked is None:
+            return
+        if resource.operator not in ("", self._identity):
+            self.roster.remove(resource.uid)  # that one was faster, or is the only one that knows its job
+        elif self._needs_work(tracked):
             self.queue.add(resource.uid)
 
     def _needs_work(self, tracked: Tracked) -> bool:
         if tracked.resource.deleting:
             return tracked.resource.held
-        unsettled = not tracked.fresh and not tracked.over and not tracked.refused
+        unsettled = not self._settled(tracked) and not tracked.over and not tracked.refused
         return unsettled or bool(tracked.patch())
+
+    def _settled(self, tracked: Tracked) -> bool:
+        """Whether it says what the yard says, and is ours until its job is over: `kubectl replace` takes that off."""
+        return tracked.fresh and (tracked.over or tracked.resource.taken_by(self._identity))
 
     def gone(self, uid: str) -> None:
         """A resource is no longer there. One that was not let go (its finalizer was taken by force) leaves a job."""
@@ -106,7 +116,7 @@ class Controller:
                 await self._retire(tracked)
             elif not tracked.job_id and not tracked.refused:
                 await self._submit(tracked)
-            elif tracked.job_id and not tracked.fresh:
+            elif tracked.job_id and not self._settled(tracked):
                 await self._refresh(tracked)
             await self._write(tracked)
         except ApiError as error:
@@ -120,9 +130,9 @@ class Controller:
             raise Later(f"the yard: {error}") from error
 
     async def _submit(self, tracked: Tracked) -> None:
-        """Held before it is submitted: what was submitted once is always cancelled when its resource is deleted."""
-        if not tracked.resource.held:
-            await self._patch_finalizers(tracked, (*tracked.resource.finalizers, FINALIZER))
+        """Taken before it is submitted: by one operator, which always cancels the job when the resource is deleted."""
+        if not tracked.resource.taken_by(self._identity):
+            await self._claim(tracked)
         try:
             answer = await self._yard.submit(submit_request(tracked.resource))
         except Exhausted:
@@ -162,6 +172,9 @@ class Controller:
             job = await self._yard.job(tracked.job_id)
             missed = await self._yard.events(job.id, known) if job.event_seq > known else []
         except NotFound:
+            if not tracked.resource.operator:  # of a time without names: it may be a job of another yard
+                self.roster.remove(tracked.resource.uid)
+                return
             tracked.say({} if tracked.over else status.of_forgotten(), status.now())
             tracked.fresh = True
             return
@@ -172,6 +185,8 @@ class Controller:
             return
         self.roster.bind(tracked, job)
         tracked.say(_said(job, tracked), status.moment(job.updated_ns) or status.now())
+        if not tracked.over and not tracked.resource.taken_by(self._identity):
+            await self._claim(tracked)
         tracked.fresh = True
         if tracked.over:
             tracked.wanted.update(await self._last_best(tracked))
@@ -199,8 +214,7 @@ class Controller:
             return
         if not tracked.over and await self._ending(tracked):
             return  # the event of its end brings it here again
-        held = tuple(name for name in tracked.resource.finalizers if name != FINALIZER)
-        await self._patch_finalizers(tracked, held)
+        await self._patch_metadata(tracked, {"finalizers": _others(tracked.resource)})
         self.roster.remove(tracked.resource.uid)
 
     async def _ending(self, tracked: Tracked) -> bool:
@@ -221,9 +235,15 @@ class Controller:
 
     # What is written
 
-    async def _patch_finalizers(self, tracked: Tracked, finalizers: tuple[str, ...]) -> None:
+    async def _claim(self, tracked: Tracked) -> None:
+        """One request, which the API server refuses to all but one of several operators."""
+        annotations = taken(self._identity, tracked.resource.uid)
+        finalizers = [*_others(tracked.resource), FINALIZER]
+        await self._patch_metadata(tracked, {"finalizers": finalizers, "annotations": annotations})
+
+    async def _patch_metadata(self, tracked: Tracked, metadata: dict[str, object]) -> None:
         seen = {"uid": tracked.resource.uid, "resourceVersion": str(tracked.resource.version)}
-        patch = {"metadata": seen | {"finalizers": list(finalizers)}}
+        patch = {"metadata": seen | metadata}
         self._stored(tracked, await self._api.patch(tracked.resource.path, patch))
 
     async def _write(self, tracked: Tracked) -> None:
@@ -236,6 +256,11 @@ class Controller:
         now = read(body)
         if now.version >= tracked.resource.version:
             tracked.resource = now.submitted() if tracked.job_id else now
+
+
+def _others(resource: Resource) -> list[str]:
+    """The finalizers that are not ours."""
+    return [name for name in resource.finalizers if name != FINALIZER]
 
 
 def _said(job: pb.Job, tracked: Tracked) -> status.Fields:

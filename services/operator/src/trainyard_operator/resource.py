@@ -12,6 +12,8 @@ from trainyard_protos.v1 import scheduler_pb2 as pb
 
 FINALIZER = f"{GROUP}/job"
 """Keeps a resource until its job is over."""
+OPERATOR = f"{GROUP}/operator"
+"""Annotation: the operator that took a resource, and the resource's uid, so that a copy of it is nobody's yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class Resource:
         version: of this state of it; greater is newer.
         generation: of its spec.
         document: what is submitted, as JSON; "" once it was.
+        operator: the one that took it; "" for none yet.
         best: metric whose best value is shown, and "max" or "min"; None for none.
     """
 
@@ -34,12 +37,17 @@ class Resource:
     finalizers: tuple[str, ...]
     status: Mapping[str, Any] = field(repr=False)
     document: str = field(repr=False)
+    operator: str = ""
     best: tuple[str, str] | None = None
 
     @property
     def held(self) -> bool:
         """Whether it stays until the operator lets it go."""
         return FINALIZER in self.finalizers
+
+    def taken_by(self, operator: str) -> bool:
+        """Whether it is this operator's, and stays until that lets it go."""
+        return self.held and self.operator == operator
 
     @property
     def path(self) -> str:
@@ -66,8 +74,19 @@ def read(body: Mapping[str, Any]) -> Resource:
         finalizers=tuple(metadata.get("finalizers") or ()),
         status=status,
         document="" if status.get("jobId") else document(body),
+        operator=_operator(metadata),
         best=(best["metric"], best["mode"]) if best else None,
     )
+
+
+def taken(operator: str, uid: str) -> dict[str, str]:
+    """The annotation with which an operator takes a resource."""
+    return {OPERATOR: f"{operator}/{uid}"}
+
+
+def _operator(metadata: Mapping[str, Any]) -> str:
+    operator, _, uid = (metadata.get("annotations") or {}).get(OPERATOR, "").rpartition("/")
+    return operator if uid == metadata["uid"] else ""
 
 
 def document(body: Mapping[str, Any]) -> str:

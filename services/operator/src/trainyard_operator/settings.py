@@ -9,6 +9,8 @@ from servicekit.settings import Settings as ServiceSettings
 class Settings(ServiceSettings):
     """Frozen; unknown keys are refused. Names end in their unit."""
 
+    identity: str = Field(default="trainyard", min_length=1)
+    """Name of this operator, of which the cluster has no second: it leaves alone what others took."""
     namespaces: str = ""
     """Namespaces whose resources are jobs of this yard, separated by commas; empty: all of the cluster."""
     kubeconfig: str = ""

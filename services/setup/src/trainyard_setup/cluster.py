@@ -16,7 +16,7 @@ _MANAGER = "trainyard-setup"
 _POD_SECURITY = "pod-security.kubernetes.io/enforce"
 _POOL = "trainyard.dev/pool"
 _RESOURCE, _PLURAL = ("trainyard.dev", "v1alpha1"), "trainingjobs"
-_FINALIZER = "trainyard.dev/job"
+_FINALIZER, _OPERATOR = "trainyard.dev/job", "trainyard.dev/operator"
 _CALL_TIMEOUT_S = 30
 _NOT_FOUND, _CONFLICT = 404, 409
 
@@ -148,10 +148,14 @@ class Cluster:
                     if error.status != _NOT_FOUND:
                         raise
 
-    def release_resources(self, namespaces: Sequence[str]) -> None:
+    def release_resources(self, operator: str, namespaces: Sequence[str]) -> None:
         """Takes the operator's finalizer off TrainingJob resources: without it nobody would let them be deleted.
 
+        Those of other operators stay as they are. What never became a job is free for them; what did stays this
+        operator's, for its next installation to go on with.
+
         Args:
+            operator: its identity.
             namespaces: where they are; none for all.
         """
         api = client.CustomObjectsApi()
@@ -165,13 +169,11 @@ class Cluster:
                 return
             raise
         found = [item for answer in answers for item in answer["items"]]
-        for metadata in (item["metadata"] for item in found):
-            finalizers = metadata.get("finalizers", [])
-            if _FINALIZER in finalizers:
-                left = {"metadata": {"finalizers": [each for each in finalizers if each != _FINALIZER]}}
-                where = (*_RESOURCE, metadata["namespace"], _PLURAL, metadata["name"])
+        for item in found:
+            if patch := released(item, operator):
+                where = (*_RESOURCE, item["metadata"]["namespace"], _PLURAL, item["metadata"]["name"])
                 api.patch_namespaced_custom_object(
-                    *where, left, _content_type="application/merge-patch+json", **options
+                    *where, patch, _content_type="application/merge-patch+json", **options
                 )
 
     def claims(self, namespace: str) -> list[str]:
@@ -189,6 +191,19 @@ class Cluster:
 def _metadata(found: Any) -> dict[str, Any]:
     """The client's types say that even a name may be missing."""
     return {key: value for key, value in found.metadata.to_dict().items() if value is not None}
+
+
+def released(resource: Mapping[str, Any], operator: str) -> dict[str, Any]:
+    """The patch with which an operator lets go of a resource; empty when there is nothing, or it is another's."""
+    metadata = resource["metadata"]
+    finalizers = metadata.get("finalizers", [])
+    owner, _, uid = metadata.get("annotations", {}).get(_OPERATOR, "").rpartition("/")
+    if _FINALIZER not in finalizers or (uid == metadata["uid"] and owner != operator):
+        return {}
+    released: dict[str, Any] = {"finalizers": [each for each in finalizers if each != _FINALIZER]}
+    if not resource.get("status", {}).get("jobId"):
+        released["annotations"] = {_OPERATOR: None}
+    return {"metadata": released}
 
 
 def _is_finished(job: Mapping[str, Any]) -> bool:

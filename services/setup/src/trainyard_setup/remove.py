@@ -12,7 +12,7 @@ def remove(settings: Settings, cluster: Cluster) -> str:
     cluster.delete_jobs(settings.jobs_namespace, jobs)
     cluster.delete_jobs(settings.namespace, cluster.failed_hooks(settings.namespace, settings.release))
     if settings.operator:
-        cluster.release_resources(settings.watched())
+        cluster.release_resources(settings.launcher, settings.watched())
     made = [
         settings.token_secret,
         settings.attempt_key_secret,

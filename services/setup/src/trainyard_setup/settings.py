@@ -22,7 +22,7 @@ class Settings(ServiceSettings):
     pool: str = "cluster"
     """The pool of the launcher: jobs' objects carry it as a label."""
     launcher: str = ""
-    """Identity of the launcher: jobs' objects carry it as a label, too."""
+    """Identity of the launcher, which jobs' objects carry as a label, too; the operator has the same."""
     endpoint: str = ""
     """host:port that its pods are given: by it those are known that were made before that label."""
 
