@@ -210,5 +210,7 @@ def test_gpus_are_a_resource_of_pods_and_of_others_too(gpu_yard: ClusterYard, ma
         with important_pod(gpu_yard):
             wait_until(lambda: "Evicted" in reasons(job), "the end of the first attempt", WAIT_S)
             assert "more important pods needed its place" in job.status().attempts[0].exit.message
-            wait_until(lambda: "1 gpu" in job.status().pending.message, "the job to wait for a gpu", WAIT_S)
+            wait_until(lambda: job.status().pending.reason == "RoomHeldByOthers", "the job to wait for a gpu", WAIT_S)
+            assert f"1 gpu of '{machine_with_gpu}'" in job.status().pending.message
+            assert greedy.status().pending.never_fits
         wait_until(lambda: job.status().attempt == 2 and output(job).count("here") == 2, "a second attempt", WAIT_S)

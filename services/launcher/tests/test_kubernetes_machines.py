@@ -15,6 +15,7 @@ from trainyard_launcher.backends.kubernetes.judge import Judge
 from trainyard_launcher.backends.kubernetes.leases import Leases
 from trainyard_launcher.backends.kubernetes.merge import merged
 from trainyard_launcher.settings import Settings
+from trainyard_protos.v1 import common_pb2
 
 LIMIT_S = 20
 
@@ -296,7 +297,17 @@ def test_a_container_that_has_limits_alone_asks_for_them() -> None:
     assert foreign.read({"spec": {"nodeName": "one", "containers": [gpus]}}).amounts == {"nvidia.com/gpu": 2}
 
 
-def test_machines_offer_what_others_leave() -> None:
+@pytest.mark.parametrize(("kind", "resident"), [("DaemonSet", True), ("Node", True), ("ReplicaSet", False)])
+def test_pods_that_belong_to_their_machine_are_told_from_those_that_may_go(kind: str, resident: bool) -> None:
+    pod = {"metadata": {"ownerReferences": [{"kind": kind}]}, "spec": {"nodeName": "one", "containers": []}}
+    assert foreign.read(pod).resident == resident
+
+
+def amounts_of(resources: common_pb2.Resources) -> tuple[float, int, int]:
+    return resources.cpu, resources.memory_bytes, resources.gpu
+
+
+def test_machines_offer_what_others_leave_and_tell_what_guests_have() -> None:
     amounts = {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "4"}
     node = machines.read(
         {
@@ -304,11 +315,17 @@ def test_machines_offer_what_others_leave() -> None:
             "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": amounts},
         }
     )
-    others = foreign.total([foreign.Taken("one", {"cpu": 1, "nvidia.com/gpu": 1}), foreign.Taken("one", {"cpu": 0.5})])
-    [offered] = machines.offered([node], Settings(agent_cpu=0.5, agent_memory=0), others)
-    assert (offered.total.cpu, offered.total.memory_bytes, offered.total.gpu) == (2, 2**33, 3)
-    [nothing] = machines.offered([node], Settings(), {"one": {"cpu": 9, "memory": 2**40, "nvidia.com/gpu": 9}})
-    assert (nothing.total.cpu, nothing.total.memory_bytes, nothing.total.gpu) == (0, 0, 0)
+    settings = Settings(agent_cpu=0.5, agent_memory=0)
+    guests = foreign.total([foreign.Taken("one", {"cpu": 1, "nvidia.com/gpu": 1}), foreign.Taken("one", {"cpu": 0.5})])
+    [offered] = machines.offered([node], settings, {"one": {"cpu": 0.5}}, guests)
+    assert amounts_of(offered.total) == (1.5, 2**33, 3)
+    assert amounts_of(offered.others) == (1.5, 0, 1)
+    greedy = {"one": {"cpu": 9, "memory": 2**40, "nvidia.com/gpu": 9}}
+    [full] = machines.offered([node], settings, guests=greedy)
+    assert (amounts_of(full.total), amounts_of(full.others)) == ((0, 0, 0), (3.5, 2**33, 4))
+    [nothing] = machines.offered([node], settings, greedy, greedy)
+    assert amounts_of(nothing.total) == (0, 0, 0)
+    assert not nothing.HasField("others")
 
 
 # What a pod's status means

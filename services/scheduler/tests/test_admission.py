@@ -1,12 +1,16 @@
 """Who starts, who waits, and what each is told."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from trainyard_protos.v1 import common_pb2 as c
 from trainyard_protos.v1 import scheduler_pb2 as s
 from trainyard_scheduler.domain.admission import NOTHING, Amount, Demand, place
 
-from services.scheduler.tests.yard import COMPLETED, Yard, document
+from services.scheduler.tests.conftest import OpenYard
+from services.scheduler.tests.yard import COMPLETED, Clock, Yard, document
 
 GI = 1 << 30
 
@@ -54,6 +58,46 @@ async def test_a_job_that_can_never_fit_is_told_so_with_numbers(yard: Yard) -> N
     assert "16 cpu" in job.pending.message
     assert "4 cpu" in job.pending.message
     assert "spec.resources" in job.pending.message
+
+
+def shared_machine(free_cpu: float) -> s.Machine:
+    """One of 4 cores, of which others have what is not free."""
+    return s.Machine(
+        name="m0",
+        total=c.Resources(cpu=free_cpu, memory_bytes=8 * GI),
+        others=c.Resources(cpu=4 - free_cpu, memory_bytes=GI),
+    )
+
+
+async def test_a_job_whose_room_others_hold_waits_aside_until_they_go(yard: Yard) -> None:
+    await yard.register(machines=[shared_machine(1)])
+    never = await yard.submit(document("never", resources={"cpu": 5, "memory": "1Gi"}))
+    job = await yard.submit(document("large", priority=100, resources={"cpu": 4, "memory": "1Gi"}))
+    assert (job.pending.reason, job.pending.never_fits) == ("RoomHeldByOthers", False)
+    assert "3 cpu, 1Gi memory, 0 gpu of 'm0'" in job.pending.message
+    assert "kubectl describe node m0" in job.pending.message
+    assert (await pending_of(yard, never)).message.count("'m0' of pool 'local', has 4 cpu, 9Gi memory") == 1
+    explanation = await yard.users.ExplainJob(s.ExplainJobRequest(id="large"))
+    assert "large cannot start yet (RoomHeldByOthers)" in explanation.summary
+    small = await yard.started((await yard.submit(document("small"))).id)
+    await yard.register(machines=[s.Machine(name="m0", total=c.Resources(cpu=4, memory_bytes=9 * GI))])
+    assert (await pending_of(yard, job)).reason == "WaitingForCapacity"
+    late = await yard.submit(document("late"))
+    assert (await pending_of(yard, late)).reason == "BehindOthers"
+    await yard.report(small, s.ATTEMPT_PHASE_ENDED, COMPLETED)
+    assert (await yard.admitted(job.id)).state == s.JOB_STATE_STARTING
+    assert (await pending_of(yard, never)).never_fits
+
+
+async def test_what_others_hold_is_known_after_a_restart(tmp_path: Path, open_scheduler: OpenYard) -> None:
+    clock = Clock()
+    async with open_scheduler(tmp_path, clock) as yard:
+        await yard.register(machines=[shared_machine(1)])
+        job = await yard.submit(document(resources={"cpu": 4, "memory": "1Gi"}))
+    async with open_scheduler(tmp_path, clock) as again:
+        assert (await pending_of(again, job)).reason == "RoomHeldByOthers"
+        [pool] = (await again.users.ListPools(s.ListPoolsRequest())).pools
+        assert pool.machines[0].others.cpu == 3
 
 
 async def test_a_job_that_can_never_fit_blocks_nobody(yard: Yard) -> None:

@@ -18,7 +18,7 @@ def waiting(yard: Yard, what: str, queue: str = "default") -> float | None:
 
 async def test_queued_jobs_are_shown_by_queue_and_by_what_they_wait_for(yard: Yard) -> None:
     await yard.register(cpu=1)
-    assert [waiting(yard, what) for what in ("room", "backoff", "larger pool")] == [0, 0, 0]
+    assert [waiting(yard, what) for what in ("room", "backoff", "others", "larger pool")] == [0, 0, 0, 0]
     await yard.started((await yard.submit()).id)
     await yard.submit()
     await yard.submit(document(queue="nightly"))

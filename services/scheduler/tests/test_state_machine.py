@@ -58,7 +58,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._register()
 
     def _register(self) -> None:
-        self._write(functools.partial(pools.register, name="p", launcher_id=LAUNCHER, machines=MACHINES, lease_s=1e9))
+        pool = {"name": "p", "launcher_id": LAUNCHER, "machines": MACHINES, "others": {}, "lease_s": 1e9}
+        self._write(functools.partial(pools.register, **pool))
 
     async def _open(self) -> None:
         self.store = Store(f"sqlite:///{self.folder.name}/s.db", migrations=MIGRATIONS, name="scheduler")
@@ -184,7 +185,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.index.states[state] == sum(row.state == state for row in jobs)
         ready = [job_id for _, job_id in self.index._ready]
         assert len(set(ready)) == len(ready)
-        assert not set(ready) & self.index._impossible
+        assert not set(ready) & self.index._aside.keys()
 
     @invariant()
     def a_job_has_at_most_one_living_attempt_and_its_fence_only_grows(self) -> None:

@@ -55,11 +55,13 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
     ) -> scheduler_pb2.RegisterPoolResponse:
         require_user()
         machines = _machines(request)
+        others = {each.name: views.amount(each.others) for each in request.machines if each.HasField("others")}
         live = self._index.pools.get(request.pool)
-        same = live is not None and (live.alive, live.launcher_id, live.total, live.lease_s) == (
+        same = live is not None and (live.alive, live.launcher_id, live.total, live.others, live.lease_s) == (
             True,
             request.launcher_id,
             machines,
+            others,
             request.lease_s,
         )
         if same:
@@ -71,6 +73,7 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
                     name=request.pool,
                     launcher_id=request.launcher_id,
                     machines=machines,
+                    others=others,
                     lease_s=request.lease_s,
                 )
             )

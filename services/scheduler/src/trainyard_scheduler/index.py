@@ -12,7 +12,7 @@ import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from trainyard_scheduler.domain.pending import (
     PoolView,
     backoff,
     can_ever_fit,
+    can_fit,
     no_room_anywhere,
     waiting,
 )
@@ -45,6 +46,7 @@ class Wait(StrEnum):
 
     ROOM = "room"  # it stands in line
     BACKOFF = "backoff"
+    OTHERS = "others"  # others than jobs hold what it needs
     LARGER_POOL = "larger pool"  # no pool that is alive could ever hold it
 
 
@@ -78,9 +80,10 @@ class LivePool:
     seen_ns: int
     last_claim_ns: int = 0
     newest_claimed_ns: int = 0  # creation time of the newest attempt that was claimed
+    others: dict[str, Amount] = field(default_factory=dict)  # what others than jobs hold, beside `total`
 
     def view(self) -> PoolView:
-        return PoolView(self.name, self.alive, self.total, self.free)
+        return PoolView(self.name, self.alive, self.total, self.free, self.others)
 
 
 _Rank = tuple[int, str]  # (-priority, id): ids sort by age
@@ -98,10 +101,10 @@ class Index:
         self.changed = asyncio.Event()  # set when something may be admitted that could not be before
         self._waiting: dict[str, Waiting] = {}
         self._ready: list[_Rank] = []
-        self._impossible: set[str] = set()
+        self._aside: dict[str, Wait] = {}  # not in line, since no pool would hold them if it had no other jobs
         self._holding: dict[str, Holding] = {}
         self._demands: dict[Demand, Demand] = {}
-        self._possible: dict[Demand, bool] = {}  # whether some pool could ever hold it; known until pools change
+        self._waits_for: dict[Demand, Wait] = {}  # known until pools change
 
     # Queue
 
@@ -143,7 +146,7 @@ class Index:
         if job is None:
             return
         self.timers.cancel(TimerKind.BACKOFF, job_id)
-        self._impossible.discard(job_id)
+        self._aside.pop(job_id, None)
         rank = (-job.priority, job_id)
         at = bisect.bisect_left(self._ready, rank)
         if at < len(self._ready) and self._ready[at] == rank:
@@ -152,31 +155,35 @@ class Index:
 
     def _file(self, job_id: str) -> None:
         job = self._waiting[job_id]
-        if self._fits_some_pool(job.demand):
+        wait = self._wait(job.demand)
+        if wait is Wait.ROOM:
             bisect.insort(self._ready, (-job.priority, job_id))
             self.changed.set()
         else:
-            self._impossible.add(job_id)
+            self._aside[job_id] = wait
 
-    def _fits_some_pool(self, demand: Demand) -> bool:
-        known = self._possible.get(demand)
+    def _wait(self, demand: Demand) -> Wait:
+        known = self._waits_for.get(demand)
         if known is None:
-            known = self._possible[demand] = can_ever_fit(demand, self._views())
+            views = self._views()
+            lacking = Wait.OTHERS if can_ever_fit(demand, views) else Wait.LARGER_POOL
+            known = self._waits_for[demand] = Wait.ROOM if can_fit(demand, views) else lacking
         return known
 
     def _sort_anew(self) -> None:
-        """Pools changed: what can ever fit has changed."""
-        self._possible = {}
+        """Pools changed: what can fit has changed."""
+        self._waits_for = {}
         filed = [job_id for _, job_id in self._ready]
-        filed.extend(self._impossible)
+        filed.extend(self._aside)
         self._ready = []
-        self._impossible = set()
+        self._aside = {}
         for job_id in filed:
             job = self._waiting[job_id]
-            if self._fits_some_pool(job.demand):
+            wait = self._wait(job.demand)
+            if wait is Wait.ROOM:
                 self._ready.append((-job.priority, job_id))
             else:
-                self._impossible.add(job_id)
+                self._aside[job_id] = wait
         self._ready.sort()
         self.changed.set()
 
@@ -292,9 +299,9 @@ class Index:
 
     def waits(self) -> list[tuple[Wait, Waiting]]:
         """Every queued job with what it waits for. Other threads may ask."""
-        impossible = self._impossible
+        aside = self._aside
         return [
-            (Wait.BACKOFF if job.not_before_ns else Wait.LARGER_POOL if job_id in impossible else Wait.ROOM, job)
+            (Wait.BACKOFF if job.not_before_ns else aside.get(job_id, Wait.ROOM), job)
             for job_id, job in list(self._waiting.items())
         ]
 
@@ -305,14 +312,14 @@ class Index:
     def ahead(self, job_id: str, limit: int) -> list[str]:
         """The jobs just ahead of a queued job, the first of the queue first."""
         job = self._waiting.get(job_id)
-        if job is None or job_id in self._impossible or job.not_before_ns:
+        if job is None or job_id in self._aside or job.not_before_ns:
             return []
         return [name for _, name in self._ready[: min(limit, self.jobs_ahead(job.priority, job_id))]]
 
     def position(self, job_id: str) -> int:
-        """Place in the queue, 1 = next; 0 when it is not in the line (not queued, backing off, or can never fit)."""
+        """Place in the queue, 1 = next; 0 when it is not in the line (not queued, backing off, or set aside)."""
         job = self._waiting.get(job_id)
-        if job is None or job_id in self._impossible or job.not_before_ns:
+        if job is None or job_id in self._aside or job.not_before_ns:
             return 0
         return self.jobs_ahead(job.priority, job_id) + 1
 
@@ -328,12 +335,12 @@ class Index:
     def would_wait(self, demand: Demand, jobs_ahead: int) -> Pending:
         """Why a job with so many others ahead would not run."""
         views = self._views()
-        if not self._fits_some_pool(demand):
+        if self._wait(demand) is not Wait.ROOM:
             return no_room_anywhere(demand, views)
         return waiting(demand, views, jobs_ahead)
 
     def fits_empty(self, demand: Demand) -> tuple[str, ...]:
-        """Where a job goes when the yard is empty; () when it never fits."""
+        """Where a job goes when the yard is empty; () when it does not fit then."""
         for pool in self.pools.values():
             machines = place(demand, pool.total) if pool.alive else None
             if machines is not None:

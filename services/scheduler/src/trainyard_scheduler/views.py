@@ -95,12 +95,19 @@ def pool(live: LivePool) -> scheduler_pb2.Pool:
     return scheduler_pb2.Pool(
         name=live.name,
         launcher_id=live.launcher_id,
-        machines=[
-            scheduler_pb2.Machine(name=name, total=resources(total), free=resources(live.free[name]))
-            for name, total in live.total.items()
-        ],
+        machines=[_machine(live, name) for name in live.total],
         alive=live.alive,
         seen_ns=live.seen_ns,
+    )
+
+
+def _machine(live: LivePool, name: str) -> scheduler_pb2.Machine:
+    others = live.others.get(name)
+    return scheduler_pb2.Machine(
+        name=name,
+        total=resources(live.total[name]),
+        free=resources(live.free[name]),
+        others=resources(others) if others else None,
     )
 
 

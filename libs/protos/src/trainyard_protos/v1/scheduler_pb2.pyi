@@ -331,7 +331,7 @@ class Pending(_message.Message):
     NEVER_FITS_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_NS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """NeverFits | WaitingForCapacity | BehindOthers | Backoff | NoPool | "" """
+    """NeverFits | RoomHeldByOthers | WaitingForCapacity | BehindOthers | Backoff | NoPool | "" """
     message: _builtins.str
     never_fits: _builtins.bool
     not_before_ns: _builtins.int
@@ -942,12 +942,19 @@ class Machine(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     FREE_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
-    def total(self) -> _common_pb2.Resources: ...
+    def total(self) -> _common_pb2.Resources:
+        """for jobs of the pool"""
+
     @_builtins.property
     def free(self) -> _common_pb2.Resources:
         """filled in by the scheduler"""
+
+    @_builtins.property
+    def others(self) -> _common_pb2.Resources:
+        """what others hold beside: jobs can have it when they go"""
 
     def __init__(
         self,
@@ -955,10 +962,11 @@ class Machine(_message.Message):
         name: _builtins.str = ...,
         total: _common_pb2.Resources | None = ...,
         free: _common_pb2.Resources | None = ...,
+        others: _common_pb2.Resources | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "total", b"total"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "others", b"others", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "name", b"name", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "name", b"name", "others", b"others", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

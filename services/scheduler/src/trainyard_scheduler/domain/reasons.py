@@ -50,6 +50,7 @@ class PendingReason(StrEnum):
     """Why a queued job is not running, as `Pending.reason` in scheduler.proto."""
 
     NEVER_FITS = "NeverFits"
+    ROOM_HELD_BY_OTHERS = "RoomHeldByOthers"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
     BEHIND_OTHERS = "BehindOthers"
     BACKOFF = "Backoff"

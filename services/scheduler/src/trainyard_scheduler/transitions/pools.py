@@ -17,8 +17,19 @@ from trainyard_scheduler.tables import ATTEMPTS, POOLS, Pool
 from trainyard_scheduler.transitions.steps import close_attempt, enqueue
 
 
-def register(tx: Transaction, name: str, launcher_id: str, machines: Mapping[str, Amount], lease_s: float) -> None:
+def register(
+    tx: Transaction,
+    name: str,
+    launcher_id: str,
+    machines: Mapping[str, Amount],
+    others: Mapping[str, Amount],
+    lease_s: float,
+) -> None:
     """Stores what a launcher announced.
+
+    Args:
+        machines: what each has for jobs.
+        others: what others hold beside, of those where they hold something.
 
     Raises:
         AlreadyExists: another launcher has the pool and is alive.
@@ -32,7 +43,7 @@ def register(tx: Transaction, name: str, launcher_id: str, machines: Mapping[str
         )
     values = {
         "launcher_id": launcher_id,
-        "machines": json.dumps(machines),
+        "machines": json.dumps({machine: [*size, *others.get(machine, ())] for machine, size in machines.items()}),
         "lease_s": lease_s,
         "alive": True,
         "seen_ns": tx.now_ns,
@@ -46,7 +57,9 @@ def register(tx: Transaction, name: str, launcher_id: str, machines: Mapping[str
     total = dict(machines)
     now_ns = tx.now_ns
     tx.after_commit(
-        lambda index: index.set_pool(LivePool(name, launcher_id, lease_s, total, dict(total), True, now_ns))
+        lambda index: index.set_pool(
+            LivePool(name, launcher_id, lease_s, total, dict(total), True, now_ns, others=dict(others))
+        )
     )
 
 
@@ -76,5 +89,7 @@ def _withdraw_unclaimed(tx: Transaction, pool: str) -> None:
 
 def read_pool(row: Pool) -> LivePool:
     """A stored pool. Its lease starts anew: who watched was away, not the launcher."""
-    total = {machine: Amount(*size) for machine, size in json.loads(row.machines).items()}
-    return LivePool(row.name, row.launcher_id, row.lease_s, total, dict(total), row.alive, row.seen_ns)
+    stored = json.loads(row.machines)
+    total = {machine: Amount(*sizes[:3]) for machine, sizes in stored.items()}
+    others = {machine: Amount(*sizes[3:]) for machine, sizes in stored.items() if sizes[3:]}
+    return LivePool(row.name, row.launcher_id, row.lease_s, total, dict(total), row.alive, row.seen_ns, others=others)

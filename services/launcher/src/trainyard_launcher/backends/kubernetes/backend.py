@@ -98,7 +98,7 @@ class KubernetesBackend:
         """The nodes of the cluster that take pods, with what others leave of them."""
         known = [each for name, each in self._keeper.machines.objects.items() if name not in self._keeper.judge.gone]
         tolerations = self._template.get("spec", {}).get("tolerations") or ()
-        return machines.offered(known, self._settings, self._foreign.taken(), tolerations)
+        return machines.offered(known, self._settings, self._foreign.residents(), self._foreign.guests(), tolerations)
 
     # Finding what an earlier life left
 

@@ -1,4 +1,7 @@
-"""What pods that are not this pool's take of the machines: DaemonSets, other people's work, other pools.
+"""What pods that are not this pool's take of the machines: other people's work, other pools, DaemonSets.
+
+Those of DaemonSets and of the kubelet itself are residents: they stay for as long as their machine. All others are
+guests: what they have is free when they go.
 
 All pods of the cluster are watched for it, if the launcher's role allows that. If not, capacity counts the pool's own
 jobs alone; then the cluster's scheduler finds places for fewer pods than were admitted, which wait and say so.
@@ -25,6 +28,7 @@ from trainyard_launcher.settings import Settings
 logger = logging.getLogger(__name__)
 
 _PATH = "/api/v1/pods"
+_RESIDENT = ("DaemonSet", "Node")  # a pod from a file of the kubelet's belongs to its node
 _ON_A_NODE = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -37,6 +41,7 @@ class Taken:
 
     machine: str
     amounts: Amounts
+    resident: bool = False
 
 
 class Foreign:
@@ -63,9 +68,13 @@ class Foreign:
         self._background.run(self._mirror.run(), "watch")
         await self._mirror.synced.wait()
 
-    def taken(self) -> Mapping[str, Amounts]:
-        """By machine, what their pods ask for together."""
-        return total(self._mirror.objects.values())
+    def residents(self) -> machines.Taken:
+        """What pods that stay ask for."""
+        return total(each for each in self._mirror.objects.values() if each.resident)
+
+    def guests(self) -> machines.Taken:
+        """What pods ask for that may go."""
+        return total(each for each in self._mirror.objects.values() if not each.resident)
 
 
 def read(pod: Mapping[str, Any]) -> Taken:
@@ -76,7 +85,9 @@ def read(pod: Mapping[str, Any]) -> Taken:
     steady = _together(_requests(each) for each in [*spec.get("containers", ()), *sidecars])
     whole = _amounts(spec.get("resources", {}).get("requests", {}))
     most = _greatest([steady, whole, *map(_requests, begins)])
-    return Taken(str(spec.get("nodeName", "")), _together([most, _amounts(spec.get("overhead", {}))]))
+    asked = _together([most, _amounts(spec.get("overhead", {}))])
+    owners = pod.get("metadata", {}).get("ownerReferences", ())
+    return Taken(str(spec.get("nodeName", "")), asked, any(each["kind"] in _RESIDENT for each in owners))
 
 
 def total(pods: Iterable[Taken]) -> dict[str, dict[str, float]]:

@@ -15,6 +15,8 @@ _UNITS: dict[str, float] = {f"{prefix}i": 2 ** (10 * power) for power, prefix in
 _UNITS |= {prefix: 10 ** (3 * power) for power, prefix in enumerate("kMGTPE", 1)}
 _UNITS |= {"m": 1e-3, "u": 1e-6, "n": 1e-9}
 
+Taken = Mapping[str, Mapping[str, float]]  # by machine, amounts by the names of the resources
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -52,30 +54,45 @@ def read(node: Mapping[str, Any]) -> Machine:
 def offered(
     machines: Iterable[Machine],
     settings: Settings,
-    taken: Mapping[str, Mapping[str, float]] | None = None,
+    residents: Taken | None = None,
+    guests: Taken | None = None,
     tolerations: Sequence[taints.Toleration] = (),
 ) -> list[scheduler_pb2.Machine]:
     """What the scheduler may count on: the machines that take pods, less what others have of each and the agent's own
-    share.
+    share; and what guests have, which they may leave.
 
     Args:
-        taken: by machine, what pods of others ask for; amounts by the names of the resources.
+        residents: what pods ask for that are there for as long as the machine is.
+        guests: what other pods of others ask for.
         tolerations: of every pod. That of machines for GPUs is had by those that ask for some.
     """
     tolerations = [*tolerations, taints.of_gpus(settings.kubernetes_gpu_resource)]
     return [
-        scheduler_pb2.Machine(name=each.name, total=_left(each, settings, (taken or {}).get(each.name, {})))
+        _offer(each, settings, (residents or {}).get(each.name, {}), (guests or {}).get(each.name, {}))
         for each in sorted(machines, key=lambda each: each.name)
         if each.ready and not each.cordoned and taints.tolerated(each.taints, tolerations)
     ]
 
 
-def _left(machine: Machine, settings: Settings, taken: Mapping[str, float]) -> common_pb2.Resources:
+def _offer(
+    machine: Machine, settings: Settings, residents: Mapping[str, float], guests: Mapping[str, float]
+) -> scheduler_pb2.Machine:
     gpu = settings.kubernetes_gpu_resource
-    return common_pb2.Resources(
-        cpu=max(machine.cpu - taken.get("cpu", 0) - settings.agent_cpu, 0),
-        memory_bytes=max(machine.memory_bytes - int(taken.get("memory", 0)) - settings.agent_memory, 0),
-        gpu=max(machine.resources.get(gpu, 0) - int(taken.get(gpu, 0)), 0),
+    whole = {
+        "cpu": machine.cpu - settings.agent_cpu,
+        "memory": machine.memory_bytes - settings.agent_memory,
+        gpu: machine.resources.get(gpu, 0),
+    }
+    room = {name: max(size - residents.get(name, 0), 0) for name, size in whole.items()}
+    held = {name: min(guests.get(name, 0), size) for name, size in room.items()}
+
+    def resources(amounts: Mapping[str, float]) -> common_pb2.Resources:
+        return common_pb2.Resources(cpu=amounts["cpu"], memory_bytes=int(amounts["memory"]), gpu=int(amounts[gpu]))
+
+    return scheduler_pb2.Machine(
+        name=machine.name,
+        total=resources({name: size - held[name] for name, size in room.items()}),
+        others=resources(held) if any(held.values()) else None,
     )
 
 
