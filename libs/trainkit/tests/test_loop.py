@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchmetrics.aggregation import CatMetric, MeanMetric
-from trainkit import Callback
+from trainkit import Callback, Checkpoints
 from trainkit.data import Loader
 from trainkit.durations import Cadence, Epochs, Steps, Tokens, duration
 from trainkit.errors import InvalidSetup, InvalidStep
 from trainkit.loop.fit import Fit
 from trainkit.state import State
+from trainkit.trackers import RunContext
 from trainkit.trainer import Totals
 
 from libs.trainkit.tests.slope import Slope, Written, ones, trainer
@@ -254,6 +256,58 @@ def test_an_error_is_told_and_raised_again() -> None:
 
     assert recorded.calls[-1] == "on_error"
     assert written.outcome == "failed"
+
+
+class Moody(Written):
+    """Takes the rows of some steps alone, cannot say that they are safe, and cannot be closed."""
+
+    def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
+        if 4 <= step < 10:
+            raise ConnectionError("nobody there")
+        super().log(values, step)
+
+    def flush(self) -> None:
+        raise OSError("disk full")
+
+    def close(self, outcome: str) -> None:
+        super().close(outcome)
+        raise OSError("cannot be closed")
+
+
+def test_a_tracker_that_raises_loses_its_rows_alone_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, moody, behind = Written(), Moody(), Written()
+    policy = Checkpoints(folder=tmp_path, every="4st")
+    options: dict[str, Any] = {"log_every": "2st", "checkpoints": policy}
+
+    fit = trainer(trackers=[before, moody, behind], **options).fit()
+
+    assert fit.state.finished and (tmp_path / "step-24").is_dir()
+    assert [step for step, _ in before.rows] == list(range(2, 25, 2))
+    assert behind.rows == before.rows
+    assert moody.rows == [row for row in before.rows if not 4 <= row[0] < 10]
+    assert [each.outcome for each in (before, moody, behind)] == ["finished"] * 3
+    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    refused, unsafe, unclosed, lost = said
+    assert refused.startswith("the tracker Moody did not take its row of step 4: ConnectionError: nobody there.")
+    assert "trainkit.trackers.Background" in refused
+    assert unsafe.startswith("the tracker Moody could not make its rows safe for a checkpoint")
+    assert unclosed.startswith("the tracker Moody could not be closed")
+    assert lost == "the tracker Moody lost 3 row(s), of steps 4 to 8: they are missing from its series"
+
+
+def test_a_tracker_that_cannot_be_opened_ends_the_run_before_its_first_step() -> None:
+    class Unopenable(Written):
+        def open(self, context: RunContext) -> None:
+            raise OSError("no such place")
+
+    written, recorded = Written(), Recorded()
+    with pytest.raises(OSError, match="no such place"):
+        trainer(trackers=[written, Unopenable()], callbacks=[recorded]).fit()
+
+    assert written.outcome == "failed"
+    assert "on_step_start" not in recorded.calls
 
 
 def test_what_fails_while_an_error_is_told_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,13 +38,14 @@ from trainkit.loop.parts import Tail, named_sets, noted, run_context, totals, wi
 from trainkit.loop.peers import note_loss
 from trainkit.loop.places import after_step, before_evaluation
 from trainkit.loop.signals import Signals
+from trainkit.loop.tracking import Trackers
 from trainkit.loop.window import Window
 from trainkit.module import Loss
 from trainkit.precision import Precision
 from trainkit.random import mixed, seed_everything
 from trainkit.state import State
 from trainkit.strategies.named import strategy
-from trainkit.trackers.base import Outcome, Tracker
+from trainkit.trackers.base import Outcome
 from trainkit.trainer import Totals, Trainer
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Fit:
         self.window: Window
         self._signals = Signals(self.strategy, self.state, trainer.checkpoints)
         self.left: Tail | None = None
-        self._trackers: list[Tracker] = []
+        self._trackers = Trackers()
         self._keeper: Keeper | None = None
         self.recovery: Recovery | None = None
         self._quiet_until = 0
@@ -127,7 +128,8 @@ class Fit:
         self.call("on_fit_start")
         if trainer.checkpoints is not None:
             self._open_checkpoints(closing)
-        self._open_trackers()
+        if self.strategy.is_main:
+            self._trackers.open(trainer.trackers, run_context(trainer, self.resumed_step, self.strategy.world_size))
         closing.enter_context(self._signals)
         self.due = Cadences(
             trainer,
@@ -164,7 +166,7 @@ class Fit:
         if self._keeper is not None:
             self._keeper.finish()
         self.call("on_fit_end")
-        self._close_trackers("stopped" if self.stop_reason else "finished")
+        self._trackers.close("stopped" if self.stop_reason else "finished")
 
     def _fail(self, error: BaseException) -> None:
         """Tells everybody. What fails in turn is noted, so that nobody misses the error and it stays the one raised."""
@@ -172,15 +174,13 @@ class Fit:
         outcome: Outcome = "stopped" if isinstance(error, Interrupted | KeyboardInterrupt) else "failed"
         for hook in self._hooks.on_error:
             noted(hook, self, error)
-        while self._trackers:
-            noted(self._trackers.pop().close, outcome)
+        self._trackers.close(outcome)
 
     # What callbacks may ask for
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
         """Gives values to the trackers, at the present step. Only the first process's are taken."""
-        for tracker in self._trackers:
-            tracker.log(values, self.state.step)
+        self._trackers.log(values, self.state.step)
 
     def stop(self, reason: str) -> None:
         """Ends the run at the end of this step's window. All processes have to ask for it at the same step."""
@@ -418,6 +418,10 @@ class Fit:
                 "lower the learning rate, set clip_norm, or pass non_finite='skip' to leave out such updates"
             )
 
+    def flush_trackers(self) -> None:
+        """Returns when all rows so far are safe."""
+        self._trackers.flush()
+
     def tell_checkpoint(self, path: Path) -> None:
         """Tells callbacks that a checkpoint is durable."""
         for hook in self._hooks.on_checkpoint:
@@ -471,20 +475,3 @@ class Fit:
     def totals(self) -> Totals:
         """How long the run will be. Raises `InvalidSetup` when neither data nor duration says."""
         return totals(self.feed, self.max_duration, self.trainer.accumulate)
-
-    def _open_trackers(self) -> None:
-        if not self.strategy.is_main:
-            return
-        context = run_context(self.trainer, self.resumed_step, self.strategy.world_size)
-        for tracker in self.trainer.trackers:
-            tracker.open(context)
-            self._trackers.append(tracker)
-
-    def flush_trackers(self) -> None:
-        """Returns when all rows so far are safe."""
-        for tracker in self._trackers:
-            tracker.flush()
-
-    def _close_trackers(self, outcome: Outcome) -> None:
-        while self._trackers:
-            self._trackers.pop().close(outcome)

@@ -3,6 +3,9 @@
 `log` is called between two steps: it has to return at once and never raise. A tracker that talks to a network or waits
 for a disk hands its rows to a thread or process of its own. Only the first process has open trackers.
 
+What raises all the same never ends a run: `log` loses its row, and the next one is tried; a warning says so once, and
+another one at the end how many rows were lost.
+
 A resumed series has no doubled and no missing step: `flush` is called before a checkpoint counts, so what was logged up
 to it is safe; and `open` says at which step the run goes on, so that rows of a life that was killed can be hidden.
 """

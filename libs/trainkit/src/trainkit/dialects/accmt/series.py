@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from trainkit.dialects.accmt.monitor import Monitor
+from trainkit.loop.tracking import Trackers
 from trainkit.trackers.base import Outcome, RunContext, Tracker
 
 
@@ -25,27 +26,22 @@ class Series(Tracker):
     ) -> None:
         self._trackers, self._monitor, self._sets = trackers, monitor, sets
         self._train_loss, self._val_loss = train_loss, val_loss
-        self._opened: list[Tracker] = []
+        self._opened = Trackers()
 
     def open(self, context: RunContext) -> None:
-        for tracker in self._trackers:
-            tracker.open(context)
-            self._opened.append(tracker)
+        self._opened.open(self._trackers, context)
 
     def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
         """One row. On processes other than the first, nothing is open and nothing happens."""
         named = {name: value for old, value in values.items() if (name := self.name(old)) is not None}
         if named:
-            for tracker in self._opened:
-                tracker.log(named, step)
+            self._opened.log(named, step)
 
     def flush(self) -> None:
-        for tracker in self._opened:
-            tracker.flush()
+        self._opened.flush()
 
     def close(self, outcome: Outcome) -> None:
-        while self._opened:
-            self._opened.pop().close(outcome)
+        self._opened.close(outcome)
 
     def name(self, old: str) -> str | None:
         """The dialect's name of a series; None when it is switched off."""
