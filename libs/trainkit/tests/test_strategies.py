@@ -18,6 +18,9 @@ from trainkit.data import Loader
 from trainkit.errors import TrainkitError
 from trainkit.loop.fit import Fit
 from trainkit.module import ManualModule
+from trainkit.precision import Precision
+from trainkit.strategies import DDP
+from trainkit.strategies.ddp import buckets
 
 TOLERANCE = 1e-6
 
@@ -219,3 +222,77 @@ def test_accumulated_steps_make_the_update_of_one_large_batch(kind: type[nn.Modu
 
     assert small.state.update == large.state.update == 3
     assert_close(weights(small), weights(large))
+
+
+class Kinds(nn.Module):
+    """Parameters of every kind that a gradient can be of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.small = nn.ParameterList([torch.ones(7, 5) for _ in range(6)])
+        self.large, self.scale = nn.Parameter(torch.ones(50, 20)), nn.Parameter(torch.ones(()))
+        self.doubles = nn.ParameterList([torch.ones(9, dtype=torch.float64) for _ in range(3)])
+        self.halves = nn.ParameterList([torch.ones(11, dtype=torch.bfloat16) for _ in range(3)])
+        self.images = nn.Parameter(torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last))
+        self.rows = nn.Parameter(torch.ones(8, 2))
+        self.of_one, self.of_nobody = nn.Parameter(torch.ones(13)), nn.Parameter(torch.ones(13))
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def training_step(self, batch: Tensor) -> Tensor:
+        return batch
+
+    def draw(self, rank: int) -> None:
+        """Gradients of one process."""
+        generator = torch.Generator().manual_seed(rank)
+        for name, p in self.named_parameters():
+            if p.requires_grad and name != "of_nobody" and (name != "of_one" or rank == 1):
+                p.grad = torch.empty_like(p).copy_(torch.randn(p.shape, generator=generator))
+        self.rows.grad = torch.sparse_coo_tensor([[rank, 5]], torch.randn(2, 2, generator=generator), (8, 2))
+
+
+class Telling(DDP):
+    """Counts what it sends."""
+
+    sent = 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        self.sent += 1
+        return super().sum(values)
+
+
+def averaged(folder: str) -> None:
+    strategy, module = Telling(bucket_mb=2**-10), Kinds()
+    strategy.open("cpu")
+    strategy.prepare(module, Precision("fp32", strategy.device))
+    module.draw(strategy.rank)
+    one_by_one = {}
+    for name, p in module.named_parameters():
+        if p.requires_grad and name != "of_nobody":
+            one_by_one[name] = torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            torch.distributed.all_reduce(one_by_one[name])
+            one_by_one[name] /= strategy.world_size
+    strategy.sent = 0
+
+    strategy.synchronise()
+
+    found = {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+    assert found.keys() == one_by_one.keys()
+    for name, gradient in found.items():
+        assert gradient.layout == one_by_one[name].layout
+        assert torch.equal(gradient.to_dense(), one_by_one[name].to_dense()), name
+    assert module.images.grad.is_contiguous(memory_format=torch.channels_last)
+    assert (len(found), strategy.sent) == (17, 1 + 6)  # who has which; then rows, 6+1, large, the rest, doubles, halves
+
+
+def test_gradients_meet_in_few_pieces_with_the_bits_of_meeting_one_by_one(tmp_path: Path, forks: Any) -> None:
+    forks.succeed(averaged, tmp_path, processes=2)
+
+
+def test_what_is_sent_as_one_is_of_one_kind_and_bounded() -> None:
+    single, double = torch.float32, torch.float64
+    kinds = [(3, single), (1, double), (3, single), (5, single), (100, single), (1, single), (1, double)]
+
+    cut = list(buckets([torch.zeros(count, dtype=kind) for count, kind in kinds], most_bytes=24))
+
+    pieces = [(bucket[0].dtype, [len(each) for each in bucket]) for bucket in cut]
+    assert pieces == [(single, [3, 3]), (single, [5]), (single, [100]), (double, [1, 1]), (single, [1])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar
@@ -58,7 +58,7 @@ class DDP(Distributed):
 
     Args:
         find_unused: look for parameters that a step did not use. Needed when steps use different parts of the module.
-        bucket_mb: gradients are sent in pieces of this size.
+        bucket_mb: gradients are sent in pieces of this size, in MiB.
         wrapped: False: steps run past torch's wrapper, and trainkit averages the gradients at the end of a window.
         communication_hook: `(state, hook)` for `DistributedDataParallel.register_comm_hook`, for instance to compress.
     """
@@ -147,11 +147,22 @@ class DDP(Distributed):
     def synchronise(self) -> None:
         trained = [p for p in self.module.parameters() if p.requires_grad]
         users = self.sum(torch.tensor([p.grad is not None for p in trained], dtype=torch.int32, device=self.device))
+        gradients: list[Tensor] = []
         for p, used in zip(trained, users.tolist(), strict=True):
             if used:  # what no process used has no gradient, as on one process: optimizers leave it alone
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-                dist.all_reduce(p.grad)
-                p.grad /= self.world_size
+                gradients.append(p.grad)
+        for bucket in buckets(gradients, int(self._bucket_mb * 2**20)):
+            self._average(bucket)
+
+    @torch.no_grad()
+    def _average(self, bucket: list[Tensor]) -> None:
+        if len(bucket) == 1:
+            self.sum(bucket[0]).div_(self.world_size)
+            return
+        flat = self.sum(torch.cat([gradient.reshape(-1) for gradient in bucket])).div_(self.world_size)
+        parts = flat.split([gradient.numel() for gradient in bucket])
+        torch._foreach_copy_(bucket, [part.view_as(gradient) for part, gradient in zip(parts, bucket, strict=True)])
 
     def put_partial_gradients(self, gradients: Mapping[str, Tensor]) -> None:
         super().put_partial_gradients(gradients)
@@ -161,6 +172,25 @@ class DDP(Distributed):
         # The next forward pass would do the same: the first process's statistics count.
         for buffer in self.module.buffers():
             dist.broadcast(buffer, 0)
+
+
+def buckets(gradients: Iterable[Tensor], most_bytes: int) -> Iterator[list[Tensor]]:
+    """Gradients that can be sent as one tensor, in their order: of one kind, and of at most so many bytes together.
+    A larger or a sparse one is alone. The cut follows from the gradients only, so it is the same on every process."""
+    begun: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    held_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
+    for gradient in gradients:
+        if gradient.layout != torch.strided:
+            yield [gradient]
+            continue
+        kind = (gradient.dtype, gradient.device)
+        if kind in begun and held_bytes[kind] + gradient.nbytes > most_bytes:
+            yield begun.pop(kind)
+        if kind not in begun:
+            begun[kind], held_bytes[kind] = [], 0
+        begun[kind].append(gradient)
+        held_bytes[kind] += gradient.nbytes
+    yield from begun.values()
 
 
 class _Settling(nn.Module):
