@@ -146,10 +146,15 @@ def _machines(attempt: pb.Attempt, now: launcher_pb2.DescribeResponse | None) ->
         yield found.get(placement.node) or placement.machine
 
 
-def _nodes(now: launcher_pb2.DescribeResponse) -> None:
+def _in_the_way(now: launcher_pb2.DescribeResponse) -> None:
+    """What keeps nodes from running."""
     for node in now.nodes:
         if node.reason:
             say(f"\nnode {node.node} does not run yet: {styled(node.reason, 'bold')}: {node.message}")
+
+
+def _nodes(now: launcher_pb2.DescribeResponse) -> None:
+    _in_the_way(now)
     workers = [(node, worker) for node in now.nodes for worker in node.workers]
     if not workers:
         return
@@ -189,13 +194,18 @@ def event(item: pb.Event) -> None:
     say(f"{when}  {name}  {styled(item.type, 'bold')}  {styled(item.actor, 'dim')}{f'  {why}' if why else ''}")
 
 
-def explanation(answer: pb.Explanation) -> None:
-    """Why a job is in its state."""
+def explanation(answer: pb.Explanation, now: launcher_pb2.DescribeResponse) -> None:
+    """Why a job is in its state.
+
+    Args:
+        now: what keeps its pods from running is known to the launcher alone.
+    """
     job = answer.job
     say(f"{styled(job.name, 'bold')} ({words.short(job.id)}) is {state(states.name(job.state))}")
     say(answer.summary)
     if states.name(job.state) == "queued":
         _queued(answer)
+    _in_the_way(now)
     identifier = words.short(job.id)
     next_steps(*(step.replace(job.id, identifier) for step in answer.next or _next(job, identifier)))
 

@@ -101,7 +101,7 @@ def explain(job: Job = LAST, output: Output = Format.TABLE) -> None:
         if output.for_programs:
             write(answer, output)
         else:
-            job_views.explanation(answer)
+            job_views.explanation(answer, await job_views.live(client, answer.job))
 
     with_client(work)
 
