@@ -23,12 +23,13 @@ class _Block:
         firsts = list(_PORTS[::_BLOCK])
         random.shuffle(firsts)
         for first in firsts:
-            self._held = socket.socket()
+            held = socket.socket()
             try:
-                self._held.bind(("127.0.0.1", first))
+                held.bind(("127.0.0.1", first))
             except OSError:
-                self._held.close()
+                held.close()
                 continue
+            held.detach()  # it stays open without an object that would have to be closed
             self._next: Iterator[int] = itertools.cycle(range(first + 1, first + _BLOCK))
             return
         raise RuntimeError(f"all blocks of ports in {_PORTS} are taken")

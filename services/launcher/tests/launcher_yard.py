@@ -260,7 +260,8 @@ class Yard:
 
 @asynccontextmanager
 async def running_yard(home: Path, agent: Sequence[str] = SMALL_AGENT, **settings: object) -> AsyncIterator[Yard]:
-    defaults: dict[str, object] = {"pool": new_id(), "capacity_gpu": 4, "stop_slack_s": 2}
+    patience = {"call_timeout_s": WAIT_S, "stacks_timeout_s": WAIT_S, "sweep_timeout_s": WAIT_S}
+    defaults: dict[str, object] = {"pool": new_id(), "capacity_gpu": 4, "stop_slack_s": 2, **patience}
     yard = Yard(home, Settings(**(defaults | settings)), agent)
     await yard.open()
     try:
@@ -270,7 +271,7 @@ async def running_yard(home: Path, agent: Sequence[str] = SMALL_AGENT, **setting
             if attempt_id in yard.scheduler.claims and yard.node(attempt_id).exists():
                 from trainyard_launcher.backends.process import sweep
 
-                await asyncio.to_thread(sweep.end_all, sweep.Target(attempt_id), 10)
+                await asyncio.to_thread(sweep.end_all, sweep.Target(attempt_id), WAIT_S)
         await yard.close()
 
 

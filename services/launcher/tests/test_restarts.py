@@ -23,6 +23,8 @@ from trainyard_launcher.backends.process import sweep
 from trainyard_launcher.settings import Settings
 from trainyard_protos.v1 import scheduler_pb2_grpc
 
+from scripts.testbed.patience import PATIENCE_S
+
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 
 
@@ -56,7 +58,7 @@ class KillableLauncher:
     async def close(self) -> None:
         await self.kill()
         for attempt in self.scheduler.claims:
-            await asyncio.to_thread(sweep.end_all, sweep.Target(attempt), 10)
+            await asyncio.to_thread(sweep.end_all, sweep.Target(attempt), PATIENCE_S)
         assert self._server is not None
         await self._server.stop(None)
 
@@ -176,5 +178,5 @@ def _wait_for(pidfd: int) -> None:
 
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
-    assert poll.poll(30_000)
+    assert poll.poll(PATIENCE_S * 1000)
     os.close(pidfd)

@@ -266,7 +266,7 @@ async def test_an_agent_that_is_back_before_the_launcher_has_looked_is_welcome(y
 
 
 def _all_gone(pids: set[int]) -> None:
-    sweep.end(lambda: pids & _alive(pids), 10, "a shell that was hung up")
+    sweep.end(lambda: pids & _alive(pids), WAIT_S, "a shell that was hung up")
 
 
 def _alive(pids: set[int]) -> set[int]:
