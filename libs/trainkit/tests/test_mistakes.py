@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 from trainkit import Checkpoints
 from trainkit.checkpoints import Best
 from trainkit.data import Loader
@@ -52,12 +53,65 @@ BEST = Checkpoints(folder="nowhere", best=Best(metric="val/acc"))
         ({"checkpoints": BEST, "evaluate": Loader(ones(8), 8)}, "no result is called 'val/acc'; there will be: val/lo"),
         ({"compile": True}, "compile: Slope has no forward, which is what is compiled"),
         ({"seed": 2**63}, "seed has to be a whole number of 64 bits"),
+        ({"evaluate_first": "false"}, "evaluate_first has to be True or False, not 'false'"),
+        ({"compile": "no"}, "compile='no': give True, False or a mapping"),
+        ({"recompute": nn.Linear}, r"recompute=<class .*Linear'>: give a list of classes"),
+        ({"schedule": partial(StepLR, step_size=3)}, r"torch's StepLR, .*: give lambda optimizer, totals: StepLR\("),
         ({"device": "gpu"}, "device='gpu': give for instance 'cpu', 'cuda' or 'cuda:1', or None"),
     ],
 )
 def test_what_cannot_work_is_refused_before_training(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSetup, match=message):
         trainer(**options).fit()
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(torch.ones(8))
+
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"dataset": Stream()},
+            "dataset is a Stream: a Loader finds samples by number.*given to the trainer as batches",
+        ),
+        ({"dataset": None}, "dataset is a NoneType"),
+        ({"dataset": Stream}, "dataset is a class Stream, not an instance"),
+        ({"batch_size": math.nan}, "batch_size=nan has to be a whole number of at least 1"),
+        ({"batch_size": "8"}, "batch_size='8' has to be"),
+        ({"batch_size": 0}, "batch_size=0 has to be"),
+        ({"prefetch": True}, "prefetch=True has to be"),
+        ({"num_workers": -1}, "num_workers=-1 has to be a whole number from 0 to 1024"),
+        ({"num_workers": 10**6}, "num_workers=1000000 has to be"),
+        ({"shuffle": "no"}, "shuffle has to be True or False, not 'no'"),
+        ({"collate": "pad"}, "collate is a str: give a function, or None"),
+    ],
+)
+def test_a_loader_is_told_what_it_can_work_with(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSetup, match=message):
+        Loader(**{"dataset": ones(8), "batch_size": 4, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"best": "val/loss"}, r"best='val/loss': give Best\(metric=...\)"),
+        ({"keep_last": 1.5}, "keep_last has to be a whole number of at least 1, not 1.5"),
+        ({"keep_last": 0}, "keep_last has to be"),
+        ({"grace_s": math.nan}, "grace_s has to be a number of seconds greater than 0, not nan"),
+        ({"grace_s": "30s"}, "grace_s has to be a number of seconds greater than 0, not '30s'"),
+        ({"at_end": "false"}, "at_end has to be True or False, not 'false'"),
+        ({"folder": 3}, "folder=3: give a path, or None"),
+    ],
+)
+def test_a_policy_that_would_fail_at_its_first_checkpoint_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSetup, match=message):
+        Checkpoints(**options)
 
 
 def test_a_metric_cannot_be_called_as_the_loss_is() -> None:

@@ -27,6 +27,8 @@ class Best:
     mode: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.metric, str):
+            raise InvalidSetup(f"metric={self.metric!r}: give the name of a result, for instance 'val/loss'")
         if self.mode not in ("min", "max"):
             raise InvalidSetup(f"mode={self.mode!r}: choose min or max")
 
@@ -70,6 +72,8 @@ class Checkpoints:
         return Path(self.folder or os.environ.get("TRAINYARD_CHECKPOINT_DIR", "checkpoints"))
 
     def __post_init__(self) -> None:
+        if self.folder is not None and not isinstance(self.folder, str | Path):
+            raise InvalidSetup(f"folder={self.folder!r}: give a path, or None")
         if self.every is not None:
             duration(self.every)
         if not isinstance(self.resume, Path) and self.resume not in ("auto", "must", "never"):
@@ -77,7 +81,15 @@ class Checkpoints:
                 f"resume={self.resume!r}: choose auto, must or never, or give the Path of a checkpoint, for instance "
                 "Path('checkpoints/step-900')"
             )
-        if self.keep_last < 1:
+        if self.best is not None and not isinstance(self.best, Best):
+            raise InvalidSetup(f"best={self.best!r}: give Best(metric=...), for instance Best(metric='val/loss')")
+        if type(self.keep_last) is not int or self.keep_last < 1:
             raise InvalidSetup(
-                f"keep_last has to be at least 1, not {self.keep_last}: a run resumes from its last checkpoint"
+                f"keep_last has to be a whole number of at least 1, not {self.keep_last!r}: a run resumes from its "
+                "last checkpoint"
             )
+        if type(self.grace_s) not in (int, float) or not self.grace_s > 0:
+            raise InvalidSetup(f"grace_s has to be a number of seconds greater than 0, not {self.grace_s!r}")
+        for setting in ("asynchronous", "at_end"):
+            if not isinstance(given := getattr(self, setting), bool):
+                raise InvalidSetup(f"{setting} has to be True or False, not {given!r}")

@@ -11,11 +11,12 @@ neither the number of workers nor a restart changes them, and the training proce
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
 
 from trainkit.data.workers import stay
 from trainkit.errors import InvalidSetup
@@ -23,6 +24,9 @@ from trainkit.random import mixed, seed_here, seeded
 
 Order = Callable[[int, torch.Generator], Sequence[int] | Tensor]
 """The indices of an epoch in order, from the epoch and a generator that is seeded for it."""
+
+_MOST_WORKERS = 1024
+"""More is a slip of the keyboard, and starting them takes the machine down."""
 
 
 class Loader:
@@ -40,7 +44,7 @@ class Loader:
         prefetch: batches that each worker prepares ahead.
 
     Raises:
-        InvalidSetup: a value is out of its range.
+        InvalidSetup: a value is out of its range or of another kind.
     """
 
     def __init__(
@@ -56,11 +60,18 @@ class Loader:
         pin_memory: bool | None = None,
         prefetch: int = 2,
     ) -> None:
-        if batch_size < 1 or num_workers < 0 or prefetch < 1:
-            raise InvalidSetup(
-                f"batch_size={batch_size} and prefetch={prefetch} have to be at least 1, "
-                f"num_workers={num_workers} at least 0"
-            )
+        _check_samples(dataset)
+        for name, given, least in (("batch_size", batch_size, 1), ("prefetch", prefetch, 1)):
+            if not _whole(given) or given < least:
+                raise InvalidSetup(f"{name}={given!r} has to be a whole number of at least {least}")
+        if not _whole(num_workers) or not 0 <= num_workers <= _MOST_WORKERS:
+            raise InvalidSetup(f"num_workers={num_workers!r} has to be a whole number from 0 to {_MOST_WORKERS}")
+        for name, flag in (("shuffle", shuffle), ("drop_last", drop_last)):
+            if not isinstance(flag, bool):
+                raise InvalidSetup(f"{name} has to be True or False, not {flag!r}")
+        for name, call in (("collate", collate), ("order", order)):
+            if call is not None and not callable(call):
+                raise InvalidSetup(f"{name} is a {type(call).__name__}: give a function, or None")
         self.dataset, self.batch_size, self.num_workers = dataset, batch_size, num_workers
         self._collate, self._drop_last, self._prefetch = collate, drop_last, prefetch
         self._order = order or (_shuffled(dataset) if shuffle else _as_it_is(dataset))
@@ -188,6 +199,20 @@ class _Reader(Dataset[Any]):
 
 def _as_they_are(batch: Any) -> Any:
     return batch
+
+
+def _check_samples(dataset: Any) -> None:
+    found = hasattr(dataset, "__len__") and (hasattr(dataset, "__getitem__") or hasattr(dataset, "__getitems__"))
+    if isinstance(dataset, type | IterableDataset) or not found:
+        what = f"class {dataset.__name__}, not an instance" if isinstance(dataset, type) else type(dataset).__name__
+        raise InvalidSetup(
+            f"dataset is a {what}: a Loader finds samples by number, so it needs __len__ and __getitem__; data that "
+            "can only be gone through is given to the trainer as batches, for instance torch's DataLoader over it"
+        )
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _shuffled(dataset: Any) -> Order:

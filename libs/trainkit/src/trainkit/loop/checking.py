@@ -36,6 +36,7 @@ def check(trainer: Trainer) -> None:
         InvalidSetup: one cannot work, or two do not go together.
     """
     _check_module(trainer.module)
+    _check_flags(trainer)
     if trainer.compile and type(trainer.module).forward is nn.Module.forward:
         raise InvalidSetup(
             f"compile: {type(trainer.module).__name__} has no forward, which is what is compiled: give it "
@@ -44,7 +45,6 @@ def check(trainer: Trainer) -> None:
     for setting, allowed in _WORDS.items():
         if (word := getattr(trainer, setting)) not in allowed:
             raise InvalidSetup(f"{setting}={word!r}: choose one of {', '.join(allowed)}")
-    _check_flags(trainer)
     _check_factories(trainer)
     _check_numbers(trainer)
     _check_data(trainer)
