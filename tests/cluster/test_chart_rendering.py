@@ -297,6 +297,65 @@ def test_dashboards_and_rules_are_there_for_who_looks() -> None:
     assert alerts == {path.name: path.read_text() for path in (CHART / "alerts").glob("*.yaml")}
 
 
+NUMBERS: dict[str, Any] = LARGE | {
+    "nameOverride": "1",
+    "priorityClassName": "2",
+    "token": {"existingSecret": "3"},
+    "attemptKey": {"existingSecret": "4"},
+    "tls": {"existingSecret": "5"},
+    "database": {"kind": "postgresql", "existingSecret": "6", "caSecret": "7"},
+    "redis": {"enabled": False, "existingSecret": "8", "caSecret": "9"},
+    "s3": {"bucket": "10", "existingSecret": "11", "caSecret": "12"},
+    "jobs": {"namespace": "007", "pool": "13", "serviceAccount": {"name": "14"}},
+    "operator": {"namespaces": ["15", "no"]},
+    "storage": {"className": "16"},
+}
+"""Names that YAML would read as numbers, or as false."""
+_MAPPINGS_OF_TEXT = frozenset({"labels", "annotations", "matchLabels", "data"})
+_TEXTS = frozenset({"name", "namespace", "value", "key", "secretName", "priorityClassName", "storageClassName"})
+
+
+def no_texts(found: Any, path: str = "") -> Iterator[str]:
+    """Where a text should be and something else is."""
+    if isinstance(found, list):
+        for number, each in enumerate(found):
+            yield from no_texts(each, f"{path}[{number}]")
+    elif isinstance(found, dict):
+        wanted = found.keys() if path.rpartition(".")[2] in _MAPPINGS_OF_TEXT else found.keys() & _TEXTS
+        yield from (f"{path}.{name}: {found[name]!r}" for name in wanted if not isinstance(found[name], str))
+        for name, each in found.items():
+            yield from no_texts(each, f"{path}.{name}")
+
+
+def test_names_stay_text_whatever_yaml_would_make_of_them() -> None:
+    objects = rendered(NUMBERS)
+    objects = [each for each in objects if each["kind"] != "CustomResourceDefinition"]
+    assert [*no_texts(objects)] == []
+    assert "007" in {each["metadata"].get("namespace") for each in objects}
+
+
+def test_numbers_are_written_as_services_read_them() -> None:
+    env = {"TRAINYARD_METRICS_A": 1073741824, "TRAINYARD_METRICS_B": 0.25, "TRAINYARD_METRICS_C": True}
+    objects = rendered({"metrics": {"env": env}, "image": {"tag": 20301231}})
+    said = environ(objects, "metrics")
+    assert [said[name] for name in env] == ["1073741824", "0.25", "true"]
+    images = {container["image"] for _, spec in pods(objects) for container in spec["containers"]}
+    assert images == {"trainyard/services:20301231"}
+
+
+def test_a_certificate_may_be_for_every_host_of_a_domain() -> None:
+    hosts = ["*.lab.example", "yard.example", "2001:db8::1", "10.0.0.7"]
+    tls = {"certManager": {"enabled": True, "issuerRef": {"name": "company"}}, "extraHosts": hosts}
+    certificate = named(rendered({"tls": tls}), "Certificate", "yard-trainyard")["spec"]
+    assert certificate["dnsNames"][-2:] == hosts[:2]
+    assert certificate["ipAddresses"][-2:] == hosts[2:]
+
+
+def test_what_is_empty_in_a_file_of_values_is_as_by_default() -> None:
+    empty = {"operator": {"namespaces": None}, "podSecurityContext": None, "metrics": {"podAnnotations": None}}
+    assert rendered(empty) == made("small")
+
+
 WRONG = {
     "/metrics/replicas": {"metrics": {"replicas": 2}},
     "/database/kind": {"database": {"kind": "mysql"}},
@@ -316,6 +375,9 @@ WRONG = {
     "/jobs/agentVolume": {"jobs": {"agentVolume": "mount"}},
     "/jobs/podSecurity": {"jobs": {"podSecurity": "strict"}},
     "/jobs/namespace": {"jobs": {"namespace": "j" * 64}},
+    "/fullnameOverride": {"fullnameOverride": "My.Yard"},
+    "/nameOverride": {"nameOverride": "My Yard"},
+    "/tls/extraHosts/0": {"tls": {"extraHosts": ["https://yard.example"]}},
     "/networkPolicies/jobs": {"networkPolicies": {"jobs": {"egres": []}}},
 }
 

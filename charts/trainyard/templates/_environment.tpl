@@ -18,11 +18,11 @@
   value: /etc/trainyard/attempt/{{ if eq .name "launcher" }}attempt.key{{ else }}attempt.pub{{ end }}
 {{- if and (eq $values.database.kind "postgresql") (has .name (list "scheduler" "metrics" "artifacts")) }}
 - name: TRAINYARD_SERVICE_DATABASE_URL
-  valueFrom: {secretKeyRef: {name: {{ $values.database.existingSecret }}, key: {{ .name }}}}
+  valueFrom: {secretKeyRef: {name: {{ $values.database.existingSecret | quote }}, key: {{ .name }}}}
 {{- end }}
 {{- if has .name (list "scheduler" "launcher") }}
 - name: TRAINYARD_SERVICE_BROKER_URL
-  valueFrom: {secretKeyRef: {name: {{ include "trainyard.redisSecret" .root }}, key: url}}
+  valueFrom: {secretKeyRef: {name: {{ include "trainyard.redisSecret" .root | quote }}, key: url}}
 {{- end }}
 {{- if has .name (list "launcher" "operator") }}
 - name: TRAINYARD_SERVICE_ENDPOINT
@@ -39,7 +39,7 @@
 {{- end }}
 {{- if and (eq .name "operator") $values.operator.namespaces }}
 - name: TRAINYARD_OPERATOR_NAMESPACES
-  value: {{ join "," $values.operator.namespaces }}
+  value: {{ join "," $values.operator.namespaces | quote }}
 {{- end }}
 {{- if eq .name "artifacts" }}
 {{- include "trainyard.s3Environment" .root }}
@@ -49,13 +49,13 @@
 
 {{- define "trainyard.launcherEnvironment" -}}
 - name: TRAINYARD_LAUNCHER_POOL
-  value: {{ .Values.jobs.pool }}
+  value: {{ .Values.jobs.pool | quote }}
 - name: TRAINYARD_LAUNCHER_IDENTITY
   value: {{ include "trainyard.identity" . }}
 - name: TRAINYARD_LAUNCHER_BACKEND
   value: kubernetes
 - name: TRAINYARD_LAUNCHER_KUBERNETES_NAMESPACE
-  value: {{ include "trainyard.jobsNamespace" . }}
+  value: {{ include "trainyard.jobsNamespace" . | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_AGENT_IMAGE
   value: {{ include "trainyard.image" (dict "root" . "image" .Values.agentImage) }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_WORKER_IMAGE
@@ -63,7 +63,7 @@
 - name: TRAINYARD_LAUNCHER_KUBERNETES_PULL_POLICY
   value: {{ .Values.agentImage.pullPolicy }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_SERVICE_ACCOUNT
-  value: {{ include "trainyard.jobsServiceAccount" . }}
+  value: {{ include "trainyard.jobsServiceAccount" . | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_RESERVED_NAMES
   value: {{ include "trainyard.reservedNames" . | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_NETWORK_POLICIES
@@ -95,9 +95,9 @@
 {{- end }}
 {{- with .existingSecret }}
 - name: TRAINYARD_ARTIFACTS_S3_ACCESS_KEY_ID
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: access-key-id}}
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: access-key-id}}
 - name: TRAINYARD_ARTIFACTS_S3_SECRET_ACCESS_KEY
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: secret-access-key}}
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: secret-access-key}}
 {{- end }}
 {{- if .caSecret }}
 - name: SSL_CERT_FILE

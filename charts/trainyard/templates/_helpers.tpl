@@ -12,8 +12,8 @@
 {{- end -}}
 
 {{- define "trainyard.selector" -}}
-app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "trainyard.labels" -}}
@@ -23,12 +23,21 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
+{{- /* A value as text: helm reads every number as a fraction, and writes 10000000 as 1e+07. */ -}}
+{{- define "trainyard.text" -}}
+{{- if and (kindIs "float64" .) (eq (floor .) .) (lt . 1e15) (gt . -1e15) -}}
+{{ int64 . }}
+{{- else -}}
+{{ . }}
+{{- end -}}
+{{- end -}}
+
 {{- /* (dict "root" $ "image" .Values.image) */ -}}
 {{- define "trainyard.image" -}}
 {{- if .image.digest -}}
 {{ .image.repository }}@{{ .image.digest }}
 {{- else -}}
-{{ .image.repository }}:{{ default .root.Chart.AppVersion .image.tag }}
+{{ .image.repository }}:{{ include "trainyard.text" (default .root.Chart.AppVersion .image.tag) }}
 {{- end -}}
 {{- end -}}
 
@@ -122,7 +131,7 @@ localhost
 {{- /* Security of a pod: nobody in particular, who owns the volumes of the pod. */ -}}
 {{- define "trainyard.podSecurityContext" -}}
 {{- $ours := dict "runAsNonRoot" true "runAsUser" 65532 "runAsGroup" 65532 "fsGroup" 65532 "fsGroupChangePolicy" "OnRootMismatch" "seccompProfile" (dict "type" "RuntimeDefault") -}}
-{{- toYaml (merge (deepCopy .Values.podSecurityContext) $ours) -}}
+{{- toYaml (merge (deepCopy (.Values.podSecurityContext | default dict)) $ours) -}}
 {{- end -}}
 
 {{- define "trainyard.containerSecurityContext" -}}
@@ -153,7 +162,7 @@ topologySpreadConstraints:
         app.kubernetes.io/component: {{ .component }}
 {{- end }}
 {{- with .root.Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{ toYaml . | nindent 2 }}
@@ -172,6 +181,6 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
 {{- define "trainyard.extraEnvironment" -}}
 {{- range $name, $value := . }}
 - name: {{ $name }}
-  value: {{ $value | quote }}
+  value: {{ include "trainyard.text" $value | quote }}
 {{- end }}
 {{- end -}}

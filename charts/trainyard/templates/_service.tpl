@@ -8,7 +8,7 @@ metadata:
   labels:
     {{- include "trainyard.labels" $root | nindent 4 }}
     app.kubernetes.io/component: {{ $name }}
-  {{- $annotations := deepCopy $values.podAnnotations }}
+  {{- $annotations := deepCopy ($values.podAnnotations | default dict) }}
   {{- if and $root.Values.jobs.podTemplate (eq $name "launcher") }}
   {{- $_ := set $annotations "trainyard.dev/jobs" (toYaml $root.Values.jobs.podTemplate | sha256sum) }}
   {{- end }}
@@ -62,11 +62,11 @@ spec:
         {{- end }}
   volumes:
     - {name: tmp, emptyDir: {}}
-    - {name: tls, secret: {secretName: {{ include "trainyard.tlsSecret" $root }}, defaultMode: 0440}}
-    - {name: token, secret: {secretName: {{ include "trainyard.tokenSecret" $root }}, defaultMode: 0440}}
+    - {name: tls, secret: {secretName: {{ include "trainyard.tlsSecret" $root | quote }}, defaultMode: 0440}}
+    - {name: token, secret: {secretName: {{ include "trainyard.tokenSecret" $root | quote }}, defaultMode: 0440}}
     - name: attempt-key
       secret:
-        secretName: {{ include "trainyard.attemptKeySecret" $root }}
+        secretName: {{ include "trainyard.attemptKeySecret" $root | quote }}
         defaultMode: 0440
         items:
           {{- if eq $name "launcher" }}
@@ -74,7 +74,7 @@ spec:
           {{- end }}
           - {key: attempt.pub, path: attempt.pub}
     {{- range $volume, $secret := include "trainyard.roots" (dict "root" $root "name" $name) | fromYaml }}
-    - {name: {{ $volume }}-ca, secret: {secretName: {{ $secret }}, items: [{key: ca.crt, path: ca.crt}]}}
+    - {name: {{ $volume }}-ca, secret: {secretName: {{ $secret | quote }}, items: [{key: ca.crt, path: ca.crt}]}}
     {{- end }}
     {{- if and $root.Values.jobs.podTemplate (eq $name "launcher") }}
     - {name: jobs, configMap: {name: {{ $full }}-jobs}}
@@ -83,7 +83,7 @@ spec:
     - {name: home, emptyDir: {}}
     {{- else if eq $root.Values.storage.kind "hostPath" }}
     - name: home
-      hostPath: {path: {{ $root.Values.storage.hostPath }}/{{ $name }}, type: Directory}
+      hostPath: {path: {{ printf "%s/%s" $root.Values.storage.hostPath $name | quote }}, type: Directory}
     {{- end }}
 {{- end -}}
 
@@ -99,12 +99,12 @@ true
 {{- define "trainyard.roots" -}}
 {{- $values := .root.Values -}}
 {{- if and $values.database.caSecret (has .name (list "scheduler" "metrics" "artifacts")) }}
-postgresql: {{ $values.database.caSecret }}
+postgresql: {{ $values.database.caSecret | quote }}
 {{- end }}
 {{- if and $values.redis.caSecret (has .name (list "scheduler" "launcher")) }}
-redis: {{ $values.redis.caSecret }}
+redis: {{ $values.redis.caSecret | quote }}
 {{- end }}
 {{- if and $values.s3.caSecret (eq .name "artifacts") }}
-s3: {{ $values.s3.caSecret }}
+s3: {{ $values.s3.caSecret | quote }}
 {{- end }}
 {{- end -}}

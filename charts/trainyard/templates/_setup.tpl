@@ -1,34 +1,34 @@
 {{- /* The hooks that make and remove secrets. */ -}}
 {{- define "trainyard.setupEnvironment" -}}
 {{- $full := include "trainyard.fullname" . -}}
-- {name: TRAINYARD_SETUP_RELEASE, value: {{ .Release.Name }}}
+- {name: TRAINYARD_SETUP_RELEASE, value: {{ .Release.Name | quote }}}
 - {name: TRAINYARD_SETUP_CHART_VERSION, value: {{ .Chart.AppVersion | quote }}}
-- {name: TRAINYARD_SETUP_NAMESPACE, value: {{ .Release.Namespace }}}
-- {name: TRAINYARD_SETUP_JOBS_NAMESPACE, value: {{ include "trainyard.jobsNamespace" . }}}
+- {name: TRAINYARD_SETUP_NAMESPACE, value: {{ .Release.Namespace | quote }}}
+- {name: TRAINYARD_SETUP_JOBS_NAMESPACE, value: {{ include "trainyard.jobsNamespace" . | quote }}}
 - {name: TRAINYARD_SETUP_POD_SECURITY, value: {{ .Values.jobs.podSecurity }}}
-- {name: TRAINYARD_SETUP_POOL, value: {{ .Values.jobs.pool }}}
+- {name: TRAINYARD_SETUP_POOL, value: {{ .Values.jobs.pool | quote }}}
 - {name: TRAINYARD_SETUP_LAUNCHER, value: {{ include "trainyard.identity" . }}}
 - {name: TRAINYARD_SETUP_ENDPOINT, value: {{ include "trainyard.endpoint" . }}}
 - {name: TRAINYARD_SETUP_OPERATOR, value: {{ .Values.operator.enabled | quote }}}
-- {name: TRAINYARD_SETUP_OPERATOR_NAMESPACES, value: {{ join "," .Values.operator.namespaces | quote }}}
+- {name: TRAINYARD_SETUP_OPERATOR_NAMESPACES, value: {{ join "," (.Values.operator.namespaces | default list) | quote }}}
 - {name: TRAINYARD_SETUP_AUTHORITY_CONFIG_MAP, value: {{ include "trainyard.authorityConfigMap" . }}}
 {{- if not .Values.token.existingSecret }}
-- {name: TRAINYARD_SETUP_TOKEN_SECRET, value: {{ include "trainyard.tokenSecret" . }}}
+- {name: TRAINYARD_SETUP_TOKEN_SECRET, value: {{ include "trainyard.tokenSecret" . | quote }}}
 {{- end }}
 {{- if not .Values.attemptKey.existingSecret }}
-- {name: TRAINYARD_SETUP_ATTEMPT_KEY_SECRET, value: {{ include "trainyard.attemptKeySecret" . }}}
+- {name: TRAINYARD_SETUP_ATTEMPT_KEY_SECRET, value: {{ include "trainyard.attemptKeySecret" . | quote }}}
 {{- end }}
 {{- if and .Values.redis.enabled (not .Values.redis.existingSecret) }}
-- {name: TRAINYARD_SETUP_REDIS_SECRET, value: {{ include "trainyard.redisSecret" . }}}
+- {name: TRAINYARD_SETUP_REDIS_SECRET, value: {{ include "trainyard.redisSecret" . | quote }}}
 - {name: TRAINYARD_SETUP_REDIS_HOST, value: {{ include "trainyard.host" (dict "root" . "name" "redis") }}}
 {{- end }}
 {{- if .Values.tls.existingSecret }}
-- {name: TRAINYARD_SETUP_GIVEN_CERTIFICATE_SECRET, value: {{ .Values.tls.existingSecret }}}
+- {name: TRAINYARD_SETUP_GIVEN_CERTIFICATE_SECRET, value: {{ .Values.tls.existingSecret | quote }}}
 {{- else if not .Values.tls.certManager.enabled }}
-- {name: TRAINYARD_SETUP_CERTIFICATE_SECRET, value: {{ include "trainyard.tlsSecret" . }}}
+- {name: TRAINYARD_SETUP_CERTIFICATE_SECRET, value: {{ include "trainyard.tlsSecret" . | quote }}}
 - {name: TRAINYARD_SETUP_AUTHORITY_SECRET, value: {{ $full }}-authority}
 - name: TRAINYARD_SETUP_HOSTS
-  value: {{ include "trainyard.certificateHosts" . | trim | replace "\n" "," }}
+  value: {{ include "trainyard.certificateHosts" . | trim | replace "\n" "," | quote }}
 - {name: TRAINYARD_SETUP_CERTIFICATE_DAYS, value: {{ .Values.tls.certificateDays | quote }}}
 {{- end }}
 {{- end -}}
@@ -36,7 +36,7 @@
 {{- /* Names of the secrets that the hooks may read and change. */ -}}
 {{- define "trainyard.setupSecrets" -}}
 {{- $full := include "trainyard.fullname" . -}}
-[{{ $full }}-token, {{ $full }}-attempt-key, {{ $full }}-redis, {{ $full }}-authority, {{ include "trainyard.tlsSecret" . }}]
+[{{ $full }}-token, {{ $full }}-attempt-key, {{ $full }}-redis, {{ $full }}-authority, {{ include "trainyard.tlsSecret" . | quote }}]
 {{- end -}}
 
 {{- /* What has failed is kept for its logs until the next try, or until the release is removed. */ -}}
@@ -66,7 +66,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
   name: {{ $name }}
-  namespace: {{ $namespace }}
+  namespace: {{ $namespace | quote }}
   labels: {{- include "trainyard.labels" $root | nindent 4 }}
   annotations: {{- include "trainyard.setupHook" (dict "hooks" $hooks "weight" -10) | nindent 4 }}
 rules:
@@ -106,12 +106,12 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: RoleBinding
 metadata:
   name: {{ $name }}
-  namespace: {{ $namespace }}
+  namespace: {{ $namespace | quote }}
   labels: {{- include "trainyard.labels" $root | nindent 4 }}
   annotations: {{- include "trainyard.setupHook" (dict "hooks" $hooks "weight" -10) | nindent 4 }}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: {{ $name }}}
 subjects:
-  - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ $root.Release.Namespace }}}
+  - {kind: ServiceAccount, name: {{ $name }}, namespace: {{ $root.Release.Namespace | quote }}}
 {{- end }}
 ---
 {{ include "trainyard.setupRun" (merge (dict "weight" 0) .) }}
