@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from servicekit.ownership import LAUNCHER
 from trainyard_launcher.backend import Found, JoinLater, JoinRefused, Launch, NodeEnd
 from trainyard_launcher.backends.kubernetes import KubernetesBackend, names
 from trainyard_launcher.backends.kubernetes.losses import Judgement
+from trainyard_protos.v1 import common_pb2
 
 OURS, THEIRS = facts(1), facts(2)
 
@@ -232,6 +234,23 @@ async def test_a_service_that_goes_with_its_job_is_not_made_again(
     # Two because it began; the third is told after the one that must not be.
     await until(lambda: server.asked.count(("POST", SERVICES)) >= 3)
     assert server.asked.count(("POST", SERVICES)) == 3
+
+
+# Plans
+
+
+@pytest.mark.parametrize(("enforced", "threads"), [(True, 3), (False, 0)])
+async def test_plans_speak_of_threads_where_cores_are_limited(
+    server: ApiServer, tmp_path: Path, enforced: bool, threads: int
+) -> None:
+    made = job(OURS)
+    server.say("POST", JOBS, (201, made))
+    server.say("POST", REVIEWS, (201, review(pod(made))))
+    async with talking_to(server, tmp_path, enforce_limits=enforced) as backend:
+        await opened(server, backend, [], [pod(made)])
+        await backend.start(replace(launch(OURS), per_worker=common_pb2.Resources(cpu=3.5)))
+        joined = await backend.join(OURS.attempt_id, 0, token(pod(made)), _no_claim)
+    assert joined.plan.threads == threads
 
 
 # Strangers

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from launcher_yard import running_yard
 from trainyard.spec import Metadata, Secret, SecretKeyReference, SecretSource, Spec, TrainingJob
-from trainyard_launcher.backend import Facts
+from trainyard_launcher.backend import Facts, Launch
 from trainyard_launcher.backends.process import cgroups, gpus, sweep
 from trainyard_launcher.backends.process.agents import environment
 from trainyard_launcher.backends.process.folders import AttemptFolder, AttemptRecord, NodeFolder, NodeRecord
@@ -166,6 +167,24 @@ def test_a_machine_without_cgroups_says_why_limits_are_not_enforced(tmp_path: Pa
 
 
 here = cgroups.detect()
+
+
+@pytest.mark.parametrize(("cpu", "workers", "threads"), [(0.5, 1, 1), (1.999, 1, 1), (3, 1, 3), (3, 2, 0)])
+def test_a_worker_that_is_alone_has_threads_for_the_cores_it_asked_for(cpu: float, workers: int, threads: int) -> None:
+    facts = replace(FACTS, workers_per_node=workers)
+    assert Launch(facts, [], common_pb2.Resources(cpu=cpu)).threads == threads
+
+
+@pytest.mark.parametrize("enforced", [True, False])
+async def test_plans_speak_of_threads_where_cores_are_limited(tmp_path: Path, enforced: bool) -> None:
+    from trainyard.spec import Resources
+
+    async with running_yard(tmp_path, enforce_limits=enforced, capacity_cpu=8) as yard:
+        attempt = yard.assign(["true"], resources=Resources(cpu=3, memory="32Mi"))
+        yard.send_launch(attempt)
+        await yard.scheduler.ended(attempt)
+        plan = NodeFolder(yard.node(attempt)).plan()
+    assert plan.threads == (3 if enforced and here.limits_cpu else 0)
 
 
 @pytest.mark.skipif("memory" not in here.parents, reason="no memory cgroup can be made here")

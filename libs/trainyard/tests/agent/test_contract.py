@@ -56,6 +56,17 @@ def test_a_single_worker_may_use_all_cores(tmp_path, monkeypatch):
     assert "OMP_NUM_THREADS" not in env_of(tmp_path)
 
 
+@pytest.mark.parametrize("fields", [{}, {"runtime": "process"}, {"command": ["torchrun", "t.py"]}])
+def test_a_worker_with_a_limit_for_itself_is_told_its_cores_unless_the_user_said_otherwise(
+    tmp_path, monkeypatch, fields
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert env_of(tmp_path, threads=3, **fields)["OMP_NUM_THREADS"] == "3"
+    assert env_of(tmp_path, threads=3, env={"OMP_NUM_THREADS": "4"}, **fields)["OMP_NUM_THREADS"] == "4"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")  # by the image, for instance
+    assert env_of(tmp_path, threads=3, **fields)["OMP_NUM_THREADS"] == "2"
+
+
 def test_torchrun_workers_see_all_devices_of_their_node(tmp_path):
     workers = workers_of(plan(workers_per_node=2, gpus=[4, 5], gpus_per_worker=1), str(tmp_path))
     assert [worker.env["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["4,5", "4,5"]

@@ -53,6 +53,11 @@ class Launch:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     spec: Spec | None = None
 
+    @property
+    def threads(self) -> int:
+        """How many threads a worker that is alone on its node has cores for; 0 when there are several."""
+        return max(1, round(self.per_worker.cpu * 1000) // 1000) if self.facts.workers_per_node == 1 else 0
+
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:

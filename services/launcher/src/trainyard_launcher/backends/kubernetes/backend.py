@@ -228,6 +228,7 @@ class KubernetesBackend:
         plan.endpoint, plan.endpoint_file, plan.ca_file = self._endpoint, "", ""
         plan.state_dir = manifests.STATE_FOLDER
         plan.in_image = True
+        plan.threads = launch.threads if self._settings.enforce_limits else 0
         return Joined(plan, launch.secrets)
 
     # Stopping

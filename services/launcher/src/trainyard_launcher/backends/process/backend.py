@@ -203,6 +203,7 @@ class ProcessBackend:
                 plan.cgroup_procs[:] = cgroups.procs_files(record.nodes[index].cgroups)
                 plan.master_addr, plan.master_port = _MASTER_ADDR, record.master_port
                 plan.state_dir = str(self._home / "cache")
+                plan.threads = launch.threads if self._cgroups.limits_cpu else 0
                 folder.write_plan(plan)
                 missing.append((index, folder))
         secrets = {SECRETS_VARIABLE: json.dumps(dict(launch.secrets))} if launch.secrets else {}

@@ -41,6 +41,11 @@ class Cgroups:
     version: int
     why_not: str = ""
 
+    @property
+    def limits_cpu(self) -> bool:
+        """Whether groups get no more cores than they were made for."""
+        return "cpu" in self.parents
+
     def create(self, name: str, cpu: float, memory_bytes: int) -> tuple[str, ...]:
         """Makes a node's groups with their limits; returns their folders.
 
