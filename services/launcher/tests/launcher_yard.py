@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import grpc
 from celery import Celery
@@ -19,7 +22,7 @@ from servicekit.ids import new_id
 from trainyard.channel import connect
 from trainyard.spec import Metadata, Resources, Secret, SecretSource, Spec, TrainingJob
 from trainyard_launcher.app import Launcher
-from trainyard_launcher.backends.process import ProcessBackend
+from trainyard_launcher.backends.process import ProcessBackend, agents, backend
 from trainyard_launcher.settings import Settings
 from trainyard_protos.v1 import (
     launcher_pb2_grpc,
@@ -263,16 +266,33 @@ async def running_yard(home: Path, agent: Sequence[str] = SMALL_AGENT, **setting
     patience = {"call_timeout_s": WAIT_S, "stacks_timeout_s": WAIT_S, "sweep_timeout_s": WAIT_S}
     defaults: dict[str, object] = {"pool": new_id(), "capacity_gpu": 4, "stop_slack_s": 2, **patience}
     yard = Yard(home, Settings(**(defaults | settings)), agent)
-    await yard.open()
-    try:
-        yield yard
-    finally:
-        for attempt_id in list(yard.scheduler.assignments):
-            if attempt_id in yard.scheduler.claims and yard.node(attempt_id).exists():
-                from trainyard_launcher.backends.process import sweep
+    with _agents_reaped():
+        await yard.open()
+        try:
+            yield yard
+        finally:
+            for attempt_id in list(yard.scheduler.assignments):
+                if attempt_id in yard.scheduler.claims and yard.node(attempt_id).exists():
+                    from trainyard_launcher.backends.process import sweep
 
-                await asyncio.to_thread(sweep.end_all, sweep.Target(attempt_id), WAIT_S)
-        await yard.close()
+                    await asyncio.to_thread(sweep.end_all, sweep.Target(attempt_id), WAIT_S)
+            await yard.close()
+
+
+@contextmanager
+def _agents_reaped() -> Iterator[None]:
+    """Agents go on without their launcher, which is in this process: so they are this process's to end and to reap."""
+    children: list[subprocess.Popen[bytes]] = []
+
+    def spawn(*arguments: Any) -> subprocess.Popen[bytes]:
+        children.append(agents.spawn(*arguments))
+        return children[-1]
+
+    with mock.patch.object(backend, "spawn", spawn):
+        yield
+    for child in children:
+        child.kill()
+        child.wait()
 
 
 def secret(name: str, env: str) -> Secret:
