@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 import pytest
+from trainyard.channel import MAX_MESSAGE_BYTES
 from trainyard.client.connection import Connection
 from trainyard.cluster import Api
 from trainyard_operator import yard as yards
@@ -150,4 +151,14 @@ async def test_one_submission_leaves_at_once_and_those_of_a_flood_leave_together
     over.set()
     await asyncio.gather(*flood)
     assert scheduler.sizes == [1, 4]
+    await yard.close()
+
+
+async def test_large_documents_travel_in_as_many_messages_as_they_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yards, "_APART_S", 0)
+    scheduler = Scheduler()
+    yard = Yard(cast("Connection", scheduler), 30)
+    large = pb.SubmitRequest(document=pb.Document(text="x" * (MAX_MESSAGE_BYTES // 5)))
+    await asyncio.gather(*(yard.submit(large) for _ in range(5)))
+    assert scheduler.sizes == [2, 2, 1]
     await yard.close()

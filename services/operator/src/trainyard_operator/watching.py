@@ -112,10 +112,16 @@ class Watching:
     def _tell(self) -> None:
         while self._news:
             event = self._news.popleft()
-            if event["type"] == "DELETED":
-                self._gone(event["object"]["metadata"]["uid"])
-            else:
-                self._seen(read(event["object"]))
+            try:
+                self._tell_of(event)
+            except Exception:  # of one resource; the others are still told of
+                logger.exception("a resource could not be read", extra={"resource": event["object"].get("metadata")})
+
+    def _tell_of(self, event: kopf.RawEvent) -> None:
+        if event["type"] == "DELETED":
+            self._gone(event["object"]["metadata"]["uid"])
+        else:
+            self._seen(read(event["object"]))
 
 
 class _Nothing(kopf.DiffBaseStorage):

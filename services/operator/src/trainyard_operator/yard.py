@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import grpc
+from trainyard.channel import MAX_MESSAGE_BYTES
 from trainyard.client.connection import Connection
 from trainyard.client.statuses import code_of, from_code, from_rpc
 from trainyard.errors import Conflict, NotFound, YardError
@@ -15,6 +16,7 @@ from trainyard_protos.v1 import common_pb2, launcher_pb2, metrics_pb2
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
 _BATCH = 100
+_BATCH_BYTES = MAX_MESSAGE_BYTES // 2
 _APART_S = 0.25
 """Between the beginnings of two batches: a flood is few transactions of many jobs, and one job alone does not wait."""
 _PAGE = 1000
@@ -52,10 +54,20 @@ class Yard:
             while self._waiting:
                 await asyncio.sleep(self._sent + _APART_S - time.monotonic())
                 self._sent = time.monotonic()
-                batch, self._waiting = self._waiting[:_BATCH], self._waiting[_BATCH:]
-                await self._send_batch(batch)
+                await self._send_batch(self._next_batch())
         finally:
             self._sending = None
+
+    def _next_batch(self) -> list[Waiting]:
+        """Those that have waited longest: so many, and no more than one message takes."""
+        count = size = 0
+        for request, _ in self._waiting[:_BATCH]:
+            size += request.ByteSize()
+            if count and size > _BATCH_BYTES:
+                break
+            count += 1
+        batch, self._waiting = self._waiting[:count], self._waiting[count:]
+        return batch
 
     async def _send_batch(self, batch: list[Waiting]) -> None:
         request = pb.SubmitBatchRequest(requests=[request for request, _ in batch])
