@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -15,8 +16,9 @@ from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import Dataset, IterableDataset
 from trainkit import Checkpoints
 from trainkit.checkpoints import Best
+from trainkit.checkpoints.folder import read_manifest
 from trainkit.data import Loader
-from trainkit.errors import CheckpointError, InvalidSetup, InvalidStep, WrongCheckpoint
+from trainkit.errors import CheckpointError, DamagedCheckpoint, InvalidSetup, InvalidStep, WrongCheckpoint
 from trainkit.metrics import WholeSet
 
 from libs.trainkit.tests.slope import Slope, ones, trainer
@@ -279,6 +281,27 @@ def test_a_run_does_not_begin_anew_over_checkpoints_that_are_all_damaged(checkpo
 @pytest.mark.parametrize("text", ["[]", "{}", '{"step": 24, "world_size": 1, "results": {}, "files": []}', "", "\0"])
 def test_a_manifest_that_is_none_is_passed_over(text: str, checkpoints: Path) -> None:
     (checkpoints / "step-24" / "manifest.json").write_text(text)
+    assert trainer(checkpoints=Checkpoints(folder=checkpoints)).fit().resumed_step == 12
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"turn": "x"},
+        {"turn": None},
+        {"step": -1},
+        {"world_size": "1"},
+        {"results": None},
+        {"results": {"val/loss": "low"}},
+        {"files": [{"name": "../step-12/state.json", "size": 1, "sha256": ""}]},
+    ],
+    ids=str,
+)
+def test_a_manifest_that_says_what_cannot_be_is_passed_over(lie: dict[str, Any], checkpoints: Path) -> None:
+    manifest = checkpoints / "step-24" / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **lie}))
+    with pytest.raises(DamagedCheckpoint, match=r"manifest\.json cannot be read"):
+        read_manifest(manifest.parent)
     assert trainer(checkpoints=Checkpoints(folder=checkpoints)).fit().resumed_step == 12
 
 

@@ -116,11 +116,24 @@ def read_manifest(path: Path) -> Manifest:
         files = [Stored(**entry) for entry in body["files"]]
         found = body["format"]
         manifest = Manifest(body["step"], body["world_size"], body["results"], files, body.get("turn", 0))
+        _refuse_impossible(manifest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{path}: {MANIFEST} cannot be read: {error!r}") from error
     if found != FORMAT:
         raise DamagedCheckpoint(f"{path} has format {found}, this trainkit reads format {FORMAT}")
     return manifest
+
+
+def _refuse_impossible(manifest: Manifest) -> None:
+    """The manifest itself has no checksum: what it says is looked at before anything is done by it."""
+    counts = {"step": manifest.step, "world_size": manifest.world_size, "turn": manifest.turn}
+    if wrong := [f"{name} is {count!r}" for name, count in counts.items() if type(count) is not int or count < 0]:
+        raise ValueError(", ".join(wrong))
+    results = manifest.results
+    if not isinstance(results, dict) or not all(isinstance(value, int | float) for value in results.values()):
+        raise ValueError(f"results is {results!r}")
+    if outside := [file.name for file in manifest.files if file.name != Path(file.name).name]:
+        raise ValueError(f"{outside[0]!r} is not a file of this folder")
 
 
 def verify(path: Path) -> Manifest:
