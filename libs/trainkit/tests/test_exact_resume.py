@@ -46,3 +46,18 @@ def test_a_run_killed_at_random_places_ends_with_the_bits_of_one_that_was_not(
 
     assert kills
     assert_same_end(tmp_path / "whole", tmp_path / "killed", processes)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("seed", range(1, 21))
+@pytest.mark.parametrize("accumulate", [1, 5])
+def test_fsdp_on_four_processes_killed_at_random_places_ends_with_the_same_bits(
+    tmp_path: Path, forks: Any, accumulate: int, seed: int
+) -> None:
+    options = {"strategy": "fsdp", "batch_size": 16, "accumulate": accumulate, "clip_norm": 1.0}
+    forks.succeed(train, tmp_path / "whole", processes=4, **options)
+
+    kills = killed_until_done(forks, tmp_path / "killed", processes=4, seed=seed, **options)
+
+    assert kills
+    assert_same_end(tmp_path / "whole", tmp_path / "killed", 4)
