@@ -285,3 +285,30 @@ def test_progress_of_all_resources_together_has_a_cap_and_states_have_none(
         for name, job in jobs.items():
             job.cancel()
             found.until(name, lambda said: said.get("phase") == "Cancelled", "to be cancelled")
+
+
+@pytest.mark.exhaustive
+def test_of_two_operators_that_watch_the_same_resources_each_is_submitted_by_one(
+    cluster: Cluster, shared_yard: YardHome, yard: YardHome, client: Client, tmp_path: Path
+) -> None:
+    names = [f"either-{number}" for number in range(10)]
+    with (
+        own_operator(cluster, shared_yard, tmp_path / "one", IDENTITY="one") as (one, found),
+        yard.client() as others,
+    ):
+        other = OperatorProcess(cluster, found.namespace, yard.folder, tmp_path / "other", {"IDENTITY": "other"})
+        one.start()
+        other.start()
+        try:
+            for name in names:
+                found.apply(document(["true"], name))
+            for name in names:
+                found.wait(name, "Succeeded")
+            jobs = {job.name: job.id for each in (client, others) for job in jobs_of(each, "either-")}
+            assert sum(len(jobs_of(each, "either-")) for each in (client, others)) == len(names)
+            assert {name: found.status(name)["jobId"] for name in names} == jobs
+            for name in names:
+                found.delete(name)
+        finally:
+            other.start()
+            other.stop()
