@@ -163,6 +163,7 @@ def train(folder: str, **options: Any) -> None:
         plain: nothing in it depends on how many processes there are; it leaves `weights`.
         sums: the module returns sums.
         also: callbacks.
+        grace_s: the longest that the end of a life waits, in seconds.
     """
     place = Path(folder)
     torch.manual_seed(5)
@@ -176,6 +177,9 @@ def train(folder: str, **options: Any) -> None:
         number, places = ending
         place_here = places[int(os.environ.get("RANK", "0"))]
         callbacks.append(Ended(number, *place_here, held=options.pop("held", False)))
+    policy = Checkpoints(
+        folder=place / "checkpoints", every="4st", keep_last=2, grace_s=options.pop("grace_s", Checkpoints.grace_s)
+    )
     trainer = Trainer(
         module=Net(options.pop("sums", False), plain),
         optimizer=partial(torch.optim.AdamW, lr=0.01),
@@ -184,7 +188,7 @@ def train(folder: str, **options: Any) -> None:
         evaluate={name: Loader(data, batch_size=8, shuffle=False) for name in ("one", "other")},
         callbacks=callbacks,
         trackers=[Lines(place / "series")],
-        checkpoints=Checkpoints(folder=place / "checkpoints", every="4st", keep_last=2),
+        checkpoints=policy,
         seed=3,
         **{"max_duration": "24st", "log_every": "3st", **options},
     )

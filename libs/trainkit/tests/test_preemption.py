@@ -9,6 +9,8 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from trainkit import Callback
 from trainkit.checkpoints import folder as folders
 from trainkit.loop.fit import Fit
 
-from libs.trainkit.tests.lives import INTERRUPTED, assert_same_end, last_words, train
+from libs.trainkit.tests.lives import INTERRUPTED, PATIENCE_S, assert_same_end, last_words, train
 
 PLACES = ["step", "backward", "evaluation", "save"]
 
@@ -146,3 +148,56 @@ def test_workers_that_load_data_outlive_a_signal_to_the_whole_group(tmp_path: Pa
     assert codes == [INTERRUPTED], last_words(tmp_path / "asked")
     forks.succeed(train, tmp_path / "asked", **options)
     assert_same_end(tmp_path / "whole", tmp_path / "asked", 1)
+
+
+class Freezing(Callback):
+    """Both processes get SIGTERM, the second one when it is to do its part of the first checkpoint. When all have heard
+    of it, that one stands still, with all its threads, before it says where it is."""
+
+    def __init__(self, pid: Path) -> None:
+        self._pid, self._thawed = pid, threading.Event()
+
+    def on_checkpoint_start(self, fit: Fit) -> None:
+        if fit.strategy.rank == 1 and fit.state.step == 4:
+            agreement = fit._signals._agreement
+            assert agreement is not None
+            self._begin, agreement._begin = agreement._begin, self._freeze
+            self._pid.write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert self._thawed.wait(PATIENCE_S)
+
+    def _freeze(self) -> Any:
+        signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)  # this thread too stops at once
+        self._thawed.set()
+        return self._begin()
+
+    def on_step_start(self, fit: Fit, batch: Any) -> None:
+        if fit.strategy.rank == 0 and fit.state.step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+            deadline = time.monotonic() + PATIENCE_S
+            while not (agreement := fit._signals._agreement) or not agreement.begun:
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+
+
+def with_one_that_freezes(folder: str, **options: Any) -> None:
+    pid = Path(folder, "frozen")
+    try:
+        train(folder, also=[Freezing(pid)], grace_s=1.0, **options)
+    finally:
+        if os.environ["RANK"] == "0":
+            os.kill(int(pid.read_text()), signal.SIGCONT)
+
+
+def test_a_process_ends_within_its_grace_period_when_another_one_does_not_say_where(tmp_path: Path, forks: Any) -> None:
+    """It does not wait for the checkpoint in the making either, of which the other one has a part to do."""
+    options = {"strategy": "ddp", "accumulate": 4, "max_duration": "12st", "log_every": None, "plain": True}
+    forks.succeed(train, tmp_path / "whole", processes=2, **options)
+
+    codes = forks.run(with_one_that_freezes, tmp_path / "asked", processes=2, **options)
+
+    assert codes[0] == INTERRUPTED and codes[1] > 0, (codes, last_words(tmp_path / "asked"))
+    said = (tmp_path / "asked" / "rank-0.log").read_text()
+    assert "the processes did not agree on where within grace_s=1 seconds: the run goes on from its last" in said, said
+    forks.succeed(train, tmp_path / "asked", processes=2, **options)
+    assert_same_end(tmp_path / "whole", tmp_path / "asked", 2)

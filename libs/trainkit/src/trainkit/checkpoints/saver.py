@@ -107,11 +107,11 @@ class Saver:
         """Gives up what is in the making: it ends with the process, and is no checkpoint until it is whole."""
         self._pending = self._thread = None
 
-    def close(self) -> None:
-        """Lets the thread end. What was begun is completed."""
+    def close(self, timeout_s: float | None = None) -> None:
+        """Lets the thread end. What was begun is completed, or given up after `timeout_s`."""
         if self._thread is not None:
             self._begun.put(None)
-            self._thread.join()
+            self._thread.join(timeout_s)
             self._thread = None
 
     def _start(self, write_it: Callable[[], Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -35,7 +36,7 @@ class Keeper:
             world_size=fit.strategy.world_size,
             before_commit=fit.flush_trackers,
         )
-        closing.callback(self._saver.close)
+        closing.callback(self._close)
         self.asked = False
         self.saved_at = -1
 
@@ -96,10 +97,15 @@ class Keeper:
             self._save_last()
         self._complete(deadline)
 
+    def _close(self) -> None:
+        """Completes what is in the making; when the run was asked to end, within the grace period: a process that does
+        not come along could keep it for long."""
+        signals = self._fit._signals
+        self._saver.close(_left(signals.at + self._policy.grace_s) if signals.asked else None)
+
     def _complete(self, deadline: float) -> None:
-        left = deadline - time.monotonic() if math.isfinite(deadline) else None
         try:
-            path = self._saver.wait(timeout_s=left)
+            path = self._saver.wait(timeout_s=_left(deadline))
         except TimeoutError:
             self._saver.abandon()
             raise Interrupted(
@@ -112,3 +118,8 @@ class Keeper:
     def _tell(self, durable: Path | None) -> None:
         if durable is not None:
             self._fit.tell_checkpoint(durable)
+
+
+def _left(deadline: float) -> float | None:
+    """Seconds until then, by `time.monotonic`; None when it never comes."""
+    return min(max(deadline - time.monotonic(), 0.0), threading.TIMEOUT_MAX) if math.isfinite(deadline) else None
