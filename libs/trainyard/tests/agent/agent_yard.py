@@ -174,7 +174,7 @@ class Attempt:
             "workers_per_node": 1,
             "nodes": 1,
             "grace_s": 5.0,
-            "finalize_timeout_s": 30.0,
+            "finalize_timeout_s": PATIENCE_S,
             "endpoint": yard.endpoint,
             "state_dir": str(yard.home / "cache"),
             "spec_json": "{}",
