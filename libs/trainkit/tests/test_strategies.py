@@ -20,7 +20,7 @@ from trainkit.loop.fit import Fit
 from trainkit.module import ManualModule
 from trainkit.precision import Precision
 from trainkit.strategies import DDP
-from trainkit.strategies.ddp import buckets
+from trainkit.strategies.ddp import _buckets
 
 TOLERANCE = 1e-6
 
@@ -292,7 +292,7 @@ def test_what_is_sent_as_one_is_of_one_kind_and_bounded() -> None:
     single, double = torch.float32, torch.float64
     kinds = [(3, single), (1, double), (3, single), (5, single), (100, single), (1, single), (1, double)]
 
-    cut = list(buckets([torch.zeros(count, dtype=kind) for count, kind in kinds], most_bytes=24))
+    cut = list(_buckets([torch.zeros(count, dtype=kind) for count, kind in kinds], most_bytes=24))
 
     pieces = [(bucket[0].dtype, [len(each) for each in bucket]) for bucket in cut]
     assert pieces == [(single, [3, 3]), (single, [5]), (single, [100]), (double, [1, 1]), (single, [1])]

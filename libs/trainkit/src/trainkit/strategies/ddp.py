@@ -152,7 +152,7 @@ class DDP(Distributed):
             if used:  # what no process used has no gradient, as on one process: optimizers leave it alone
                 p.grad = torch.zeros_like(p) if p.grad is None else p.grad
                 gradients.append(p.grad)
-        for bucket in buckets(gradients, int(self._bucket_mb * 2**20)):
+        for bucket in _buckets(gradients, int(self._bucket_mb * 2**20)):
             self._average(bucket)
 
     @torch.no_grad()
@@ -174,7 +174,7 @@ class DDP(Distributed):
             dist.broadcast(buffer, 0)
 
 
-def buckets(gradients: Iterable[Tensor], most_bytes: int) -> Iterator[list[Tensor]]:
+def _buckets(gradients: Iterable[Tensor], most_bytes: int) -> Iterator[list[Tensor]]:
     """Gradients that can be sent as one tensor, in their order: of one kind, and of at most so many bytes together.
     A larger or a sparse one is alone. The cut follows from the gradients only, so it is the same on every process."""
     begun: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
