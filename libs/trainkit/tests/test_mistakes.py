@@ -22,6 +22,7 @@ from trainkit.errors import CheckpointError, DamagedCheckpoint, InvalidSetup, In
 from trainkit.metrics import WholeSet
 
 from libs.trainkit.tests.slope import Slope, ones, trainer
+from scripts.testbed.ports import free_port
 
 
 class Unshaped(nn.Module):
@@ -199,6 +200,23 @@ def test_evaluations_within_an_accumulation_window_change_nothing() -> None:
 
     often, never = weights("1st"), weights(None)
     assert all(torch.equal(often[name], never[name]) for name in never)
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        inner = nn.Sequential(nn.Linear(1, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Linear(4, 1))
+        self.blocks = nn.ModuleList([inner])
+
+    def training_step(self, batch: list[Tensor]) -> Any:
+        return self.blocks[0](batch[0][:, None]).square().mean()
+
+
+def test_fsdp_shards_units_within_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
+    assert trainer(module=Nested(), strategy="fsdp").fit().state.step == 24
 
 
 # Going on from a checkpoint

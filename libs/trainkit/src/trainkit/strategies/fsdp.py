@@ -62,12 +62,14 @@ class FSDP(Distributed):
         self.evaluate = partial(self._root, evaluate=True)
 
     def _found(self, module: nn.Module) -> list[nn.Module]:
+        """The units, each behind those within it: what is already shared out is no parameter of the outer one's."""
         if self._units:
             found = [unit for unit in module.modules() if isinstance(unit, self._units)]
         else:
             lists = [within for within in module.modules() if isinstance(within, (nn.ModuleList, nn.Sequential))]
             found = [unit for within in lists for unit in within]
-        return [unit for unit in dict.fromkeys(found) if any(True for _ in unit.parameters())]
+        units = {unit for unit in found if any(True for _ in unit.parameters())}
+        return [unit for unit in reversed(list(module.modules())) if unit in units]
 
     def accumulating(self) -> AbstractContextManager[Any]:
         return self._unsynchronised()
