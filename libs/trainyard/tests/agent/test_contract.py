@@ -56,7 +56,7 @@ def test_a_single_worker_may_use_all_cores(tmp_path, monkeypatch):
     assert "OMP_NUM_THREADS" not in env_of(tmp_path)
 
 
-@pytest.mark.parametrize("fields", [{}, {"runtime": "process"}, {"command": ["torchrun", "t.py"]}])
+@pytest.mark.parametrize("fields", [{}, {"runtime": "process"}])
 def test_a_worker_with_a_limit_for_itself_is_told_its_cores_unless_the_user_said_otherwise(
     tmp_path, monkeypatch, fields
 ):
@@ -65,6 +65,11 @@ def test_a_worker_with_a_limit_for_itself_is_told_its_cores_unless_the_user_said
     assert env_of(tmp_path, threads=3, env={"OMP_NUM_THREADS": "4"}, **fields)["OMP_NUM_THREADS"] == "4"
     monkeypatch.setenv("OMP_NUM_THREADS", "2")  # by the image, for instance
     assert env_of(tmp_path, threads=3, **fields)["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_command_that_names_torchrun_leaves_the_threads_to_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert "OMP_NUM_THREADS" not in env_of(tmp_path, threads=3, command=["torchrun", "--nproc-per-node", "4", "t.py"])
 
 
 def test_torchrun_workers_see_all_devices_of_their_node(tmp_path):

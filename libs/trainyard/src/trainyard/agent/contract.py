@@ -89,7 +89,8 @@ def _shared(plan: Plan, folder: str, cwd: str, python_bin: str, resume_from: str
     if plan.runtime == "deepspeed":
         environment |= {"DLTS_HOSTFILE": f"{folder}/hostfile"} | deepspeed.accelerator(plan)
     environment |= plan.env
-    if plan.threads:  # libraries would take as many as the machine has cores, whatever the limit
+    # Libraries would take as many as the machine has cores, whatever the limit. A torchrun of the user decides itself.
+    if plan.threads and not _names_torchrun(plan.command):
         environment.setdefault("OMP_NUM_THREADS", str(plan.threads))
     environment["PATH"] = os.pathsep.join(filter(None, [python_bin, environment.get("PATH", os.defpath)]))
     environment["PYTHONPATH"] = os.pathsep.join(
