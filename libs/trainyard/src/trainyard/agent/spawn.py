@@ -107,9 +107,10 @@ def _become(command: Command, agent: int, report: int) -> None:
 def _explain(command: Command, error: str) -> str:
     program = command.argv[0]
     if "/" in program:
-        return f"'{program}' cannot be run in {command.cwd}: {error}"
+        return f"'{program}' cannot be run in {command.cwd}: {error}; check spec.command and the code"
     path = command.env.get("PATH", os.defpath)
     if shutil.which(program, path=path):
         return f"'{program}' cannot be run: {error}"
     folders = os.pathsep.join(dict.fromkeys(path.split(os.pathsep)))
-    return f"'{program}' cannot be run: no program of this name is in PATH, {folders}"
+    where = f"no program of this name is in PATH, {folders}"
+    return f"'{program}' cannot be run: {where}; check spec.command and what is installed"

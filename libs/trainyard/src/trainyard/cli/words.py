@@ -7,7 +7,7 @@ from datetime import datetime
 
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 SHORT_ID = 18
-"""Characters of an id that are shown: of a UUIDv7, the millisecond it was made in and 12 random bits."""
+"""Characters of an id that are shown: of a UUIDv7, the millisecond it was made in and the count within it."""
 
 
 def duration(seconds: float) -> str:

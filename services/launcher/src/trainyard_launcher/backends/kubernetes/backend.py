@@ -329,7 +329,8 @@ def _check(attempt: Attempt, node: Node, pod: pods.Pod | None, identity: tokens.
 def _refused(error: ApiError) -> StartError:
     if error.status in (401, 403):
         return StartError(
-            f"the cluster refuses the job: {error}; raise the quota, or ask who runs the cluster", "PodsRefused"
+            f"the cluster refuses the job: {error}; change what it asks for, or let who runs the cluster allow it",
+            "PodsRefused",
         )
     if error.away:
         return StartError(f"the cluster was away for too long: {error}")

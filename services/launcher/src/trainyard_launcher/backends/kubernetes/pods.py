@@ -141,7 +141,8 @@ def create_trouble(message: str) -> Trouble:
     """The Job controller may not make pods."""
     return Trouble(
         "PodsRefused",
-        f"the cluster refuses its pods: {_short(message)}; raise the quota, or change what the job asks for",
+        f"the cluster refuses its pods: {_short(message)}; change what the job asks for, or let who runs the cluster "
+        "allow it",
     )
 
 
