@@ -25,7 +25,7 @@ wait_for_nothing()
 
 
 async def test_a_job_without_a_sign_of_life_is_hung_and_its_stacks_are_kept(attempt, yard):
-    exit = await attempt(["python-code", HANG], hang_timeout_s=5.0, workers_per_node=2).run()
+    exit = await attempt(["python-code", HANG], hang_timeout_s=10.0, workers_per_node=2).run()
     assert exit.reason == "Hung"
     assert "Hung" in yard.launcher.notes()
     lines = [line for message in yard.launcher.heard for line in message.lines.lines if line.stream == "stacks"]
