@@ -25,6 +25,10 @@ async def numbers(stub, **query):
     return [version.number for version in (await stub.ListVersions(pb.ListVersionsRequest(**query))).versions]
 
 
+async def steps(stub):
+    return [version.checkpoint.step for version in (await stub.ListVersions(pb.ListVersionsRequest())).versions]
+
+
 async def test_a_version_is_found_by_name_alias_number_and_id(yard, tree):
     stub = yard.user()
     first = await upload(stub, tree({"a": b"1"}), workspace="default", name="m", kind="data", aliases=["best"])
@@ -222,6 +226,23 @@ async def test_the_newest_the_best_and_the_pinned_checkpoints_are_kept(yard, tre
         if step == 1:
             await yard.user().SetAlias(pb.SetAliasRequest(reference="job-1", alias="start"))
     assert await numbers(yard.user(), job_id="job-1") == [6, 5, 2, 1]
+
+
+async def test_an_older_step_that_arrives_late_displaces_no_newer_one_of_its_attempt(yard, tree):
+    stub, user = yard.attempt(fence=1), yard.user()
+    for step in (11, 12, 9):
+        await checkpoint(stub, tree({"a": bytes([step])}), step, keep_last=2)
+    assert await steps(user) == [12, 11]
+    assert (await user.GetVersion(pb.GetVersionRequest(reference="job-1"))).version.checkpoint.step == 12
+    await user.DeleteVersion(pb.DeleteVersionRequest(reference="job-1"))
+    assert (await user.GetVersion(pb.GetVersionRequest(reference="job-1"))).version.checkpoint.step == 11
+
+
+async def test_a_later_attempt_may_begin_again_at_an_older_step(yard, tree):
+    await checkpoint(yard.attempt(fence=1), tree({"a": b"1"}), 12, keep_last=1)
+    await checkpoint(yard.attempt(fence=2), tree({"a": b"2"}), 3, keep_last=1)
+    assert await steps(yard.user()) == [3]
+    assert (await yard.user().GetVersion(pb.GetVersionRequest(reference="job-1"))).version.checkpoint.step == 3
 
 
 async def test_checkpoints_without_a_rule_are_all_kept(yard, tree):

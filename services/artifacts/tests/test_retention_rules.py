@@ -28,7 +28,7 @@ def versions(draw):
     return [
         Candidate(
             id=str(number),
-            number=number,
+            order=number,
             created_ns=NOW_NS - age * 10**9,
             metrics={} if score is None else {"loss": score},
             pinned=pinned,
@@ -45,11 +45,11 @@ def test_a_version_goes_only_when_no_part_of_the_rule_keeps_it(rule, found):
         return
     sign = -1 if rule.best_mode == "max" else 1
     finite = [v for v in found if math.isfinite(v.metrics.get("loss", math.nan))]
-    best = sorted(finite, key=lambda v: (sign * v.metrics["loss"], -v.number))[: rule.keep_best]
+    best = sorted(finite, key=lambda v: (sign * v.metrics["loss"], -v.order))[: rule.keep_best]
     for version in found:
         kept = (
             version.pinned
-            or version.number > len(found) - rule.keep_last
+            or version.order > len(found) - rule.keep_last
             or NOW_NS - version.created_ns < rule.ttl_s * 10**9
             or version in best
         )

@@ -77,3 +77,13 @@ async def test_entries_that_cannot_be_checkpoints_are_never_opened(tmp_path):
     (tmp_path / "step-5.pt").write_text("whole")
     assert candidates.finish() == ["step-1.pt", "step-2.pt", "step-3.pt"]
     assert [candidate.step for candidate in found] == [5]
+
+
+async def test_checkpoints_that_are_found_at_the_end_come_by_step_and_then_by_age(tmp_path):
+    found = []
+    candidates = Candidates(tmp_path, "epoch-{step}*", 60.0, found.append)
+    for age, name in enumerate(["epoch-12", "epoch-2-b", "epoch-2-a", "epoch-9", "epoch-10"]):
+        (tmp_path / name).write_text("whole")
+        os.utime(tmp_path / name, ns=(age, age))
+    assert candidates.finish() == []
+    assert [each.path.name for each in found] == ["epoch-2-b", "epoch-2-a", "epoch-9", "epoch-10", "epoch-12"]

@@ -113,6 +113,20 @@ def test_a_record_that_cannot_be_written_gets_no_number_and_leaves_nothing_behin
     spool.close()
 
 
+def test_a_segment_that_cannot_be_opened_is_tried_again(tmp_path):
+    folder = tmp_path / "spool"
+    folder.mkdir()
+    spool = Spool(folder, segment_bytes=10)
+    spool.append([b"longer than a segment"])
+    folder.rename(tmp_path / "away")
+    with pytest.raises(FileNotFoundError):
+        spool.append([b"nowhere"])
+    (tmp_path / "away").rename(folder)
+    spool.append([b"two"])
+    assert spool.read(0, 10, 1000) == [b"longer than a segment", b"two"]
+    spool.close()
+
+
 def test_a_batch_that_was_being_written_is_not_part_of_a_reopened_spool(tmp_path):
     spool = Spool(tmp_path)
     spool.append([b"one"], 0, b"behind one")

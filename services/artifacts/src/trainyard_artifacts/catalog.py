@@ -66,10 +66,43 @@ def add(session: Session, request: pb.CommitRequest, encoded: bytes, digest: byt
     session.add(row)
     session.add_all(InputRow(version_id=row.id, input_id=input) for input in set(request.inputs))
     session.add(ManifestRow(version_id=row.id, workspace=row.workspace, content=encoded))
-    for alias in {*request.aliases, LATEST}:
+    aliases = set(request.aliases)
+    if not _arrived_late(session, row):
+        aliases.add(LATEST)
+    for alias in aliases:
         point(session, row, alias)
     session.flush()
     return row
+
+
+def oldest_first(rows: Sequence[VersionRow]) -> list[VersionRow]:
+    """Versions of one artifact by age, which is not the order in which they were committed.
+
+    Checkpoints of one attempt are as old as their step says, since uploads may overtake each other. Attempts, and all
+    that no attempt made, follow each other by number.
+    """
+    newest: dict[tuple[str, int], int] = {}
+    for row in rows:
+        newest[_group(row)] = max(row.number, newest.get(_group(row), 0))
+    return sorted(rows, key=lambda row: (newest[_group(row)], *_age(row)))
+
+
+def _group(row: VersionRow) -> tuple[str, int]:
+    """What is ordered by step: the checkpoints of one attempt. Any other version is a group of its own."""
+    by_step = row.checkpoint is not None and row.fence > 0
+    return (row.job_id, row.fence) if by_step else ("", -row.number)
+
+
+def _age(row: VersionRow) -> tuple[int, int]:
+    step = 0 if row.checkpoint is None else pb.CheckpointInfo.FromString(row.checkpoint).step
+    return step, row.number
+
+
+def _arrived_late(session: Session, row: VersionRow) -> bool:
+    """Whether the same attempt has already stored a checkpoint of a later step."""
+    alias = session.get(AliasRow, (row.workspace, row.name, LATEST))
+    latest = session.get(VersionRow, alias.version_id) if alias else None
+    return latest is not None and _group(latest) == _group(row) and _age(latest) > _age(row)
 
 
 def find(session: Session, workspace: str, reference: Reference, *, deleted: bool = False) -> VersionRow:
@@ -139,9 +172,9 @@ def remove(session: Session, row: VersionRow) -> None:
         session.delete(alias)
     session.flush()
     if any(alias.alias == LATEST for alias in aliases):
-        newest = session.exec(living(row.workspace, row.name).order_by(col(VersionRow.number).desc()).limit(1)).first()
-        if newest is not None:
-            point(session, newest, LATEST)
+        left = session.exec(living(row.workspace, row.name)).all()
+        if left:
+            point(session, oldest_first(left)[-1], LATEST)
 
 
 def aliases_of(session: Session, rows: Sequence[VersionRow]) -> dict[str, list[str]]:

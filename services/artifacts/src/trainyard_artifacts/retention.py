@@ -124,14 +124,15 @@ def _job_rule(facts: pb.CheckpointInfo) -> Rule:
 
 def _candidates(session: Session, rows: Sequence[VersionRow]) -> list[Candidate]:
     aliases = catalog.aliases_of(session, rows)
-    resumable = {row.job_id: row.id for row in sorted(rows, key=lambda row: row.number) if row.kind == "checkpoint"}
+    by_age = catalog.oldest_first(rows)
+    resumable = {row.job_id: row.id for row in by_age if row.kind == "checkpoint"}
     return [
         Candidate(
             id=row.id,
-            number=row.number,
+            order=order,
             created_ns=row.created_ns,
             metrics=catalog.metrics_of(row),
             pinned=bool(set(aliases[row.id]) - {LATEST}) or resumable.get(row.job_id) == row.id,
         )
-        for row in rows
+        for order, row in enumerate(by_age)
     ]

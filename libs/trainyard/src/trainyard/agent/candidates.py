@@ -7,6 +7,7 @@ for the settle time. The kernel says when something happened; the only timer is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fnmatch
 import re
 from collections.abc import Callable
@@ -85,11 +86,16 @@ class Candidates:
             self._schedule(name, self._settle_s)
 
     def _names(self) -> list[str]:
+        """What matches, by step; of one step, what was changed first comes first."""
+        found: list[tuple[int, int, str]] = []
         try:
-            names = [path.name for path in self._folder.iterdir()]
+            for path in self._folder.iterdir():
+                if (step := self._pattern.step(path.name)) is not None:
+                    with contextlib.suppress(FileNotFoundError):  # the script removed this one
+                        found.append((step, path.lstat().st_mtime_ns, path.name))
         except FileNotFoundError:
-            return []  # the script removed the whole folder
-        return sorted(name for name in names if self._pattern.step(name) is not None)
+            pass  # the script removed the whole folder
+        return [name for _, _, name in sorted(found)]
 
     def _watch_inside(self, name: str) -> None:
         """What is written into a folder raises no event in the folder above it."""

@@ -61,6 +61,24 @@ def _skipped(version: artifacts_pb2.Version, error: Exception) -> str:
 
 
 async def _newest_first(plan: Plan, store: Store) -> AsyncIterator[artifacts_pb2.Version]:
+    """Checkpoints of the job by attempt and step: an upload may have been overtaken by that of a later step."""
+    fence, of_attempt = 0, list[artifacts_pb2.Version]()
+    async for version in _last_committed_first(plan, store):
+        if of_attempt and version.producer.fence != fence:
+            for each in _by_step(of_attempt):
+                yield each
+            of_attempt.clear()
+        fence = version.producer.fence
+        of_attempt.append(version)
+    for each in _by_step(of_attempt):
+        yield each
+
+
+def _by_step(versions: list[artifacts_pb2.Version]) -> list[artifacts_pb2.Version]:
+    return sorted(versions, key=lambda version: (version.checkpoint.step, version.number), reverse=True)
+
+
+async def _last_committed_first(plan: Plan, store: Store) -> AsyncIterator[artifacts_pb2.Version]:
     request = artifacts_pb2.ListVersionsRequest(
         workspace=store.workspace,
         name=artifact_name(plan.job_id),

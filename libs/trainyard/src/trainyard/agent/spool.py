@@ -82,10 +82,11 @@ class Spool:
 
     def _writable(self) -> FileIO:
         if self._file is None or self._file.tell() >= self._segment_bytes:
-            if self._file is not None:
-                self._file.close()
-            # Unbuffered: after a failed write nothing may be left to be written later.
-            self._file = FileIO(self._path(self.next_seq), "wb")
+            # Unbuffered: after a failed write nothing may be left to be written later. The segment before stays in use
+            # until there is another: when this one cannot be opened, the next batch tries again.
+            file = FileIO(self._path(self.next_seq), "wb")
+            self.close()
+            self._file = file
             self._segments.append(self.next_seq)
         return self._file
 

@@ -35,7 +35,8 @@ class Candidate:
     """A version, as retention sees it."""
 
     id: str
-    number: int
+    order: int
+    """Its place among the artifact's versions: the higher, the newer."""
     created_ns: int
     metrics: Mapping[str, float]
     pinned: bool
@@ -49,7 +50,7 @@ def superfluous(rule: Rule, versions: Sequence[Candidate], now_ns: int) -> list[
     """
     if rule.keeps_all:
         return []
-    newest_first = sorted(versions, key=lambda version: version.number, reverse=True)
+    newest_first = sorted(versions, key=lambda version: version.order, reverse=True)
     kept = {version.id for version in newest_first[: rule.keep_last]}
     kept |= {version.id for version in versions if version.pinned}
     kept |= {version.id for version in versions if now_ns - version.created_ns < rule.ttl_s * 1e9}
@@ -61,7 +62,7 @@ def _best(rule: Rule, newest_first: Sequence[Candidate]) -> set[str]:
     sign = 1.0 if rule.best_mode == "max" else -1.0
     scored = sorted(
         (
-            (sign * version.metrics[rule.best_metric], version.number, version.id)
+            (sign * version.metrics[rule.best_metric], version.order, version.id)
             for version in newest_first
             if math.isfinite(version.metrics.get(rule.best_metric, math.nan))
         ),
