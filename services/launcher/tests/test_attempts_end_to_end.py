@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import stat
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -305,6 +306,28 @@ async def test_gpus_are_handed_out_exclusively_and_given_back(yard: Yard) -> Non
     yard.send_stop(first)
     await yard.scheduler.ended(first)
     await yard.run(FOREVER, workers_per_node=2, resources=needs)
+
+
+@pytest.mark.parametrize("free_pages", [0, 1])
+async def test_gpus_are_free_again_when_a_full_disk_lets_no_attempt_start(yard: Yard, free_pages: int) -> None:
+    """Without a page, not even the attempt's record is written; with one, its plan and the mark of its end are not."""
+    from trainyard.spec import Resources
+
+    needs = Resources(cpu=1, memory="512Mi", gpu=4)
+    attempts = yard.home / "attempts"
+    attempts.mkdir()
+    page = os.sysconf("SC_PAGESIZE")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={16 * page}", "tmpfs", attempts], check=True)
+    try:
+        (attempts / "filler").write_bytes(b"x" * (16 - free_pages) * page)
+        for _ in range(2):
+            refused = yard.assign(FOREVER, workers_per_node=1, resources=needs)
+            yard.send_launch(refused)
+            end = await yard.scheduler.ended(refused)
+            assert "No space left on device" in end.exit.message
+    finally:
+        subprocess.run(["umount", attempts], check=True)
+    await yard.run(FOREVER, workers_per_node=1, resources=needs)
 
 
 async def test_what_is_forgotten_leaves_disk_and_metrics(yard: Yard) -> None:

@@ -194,10 +194,11 @@ class Attempt:
     def job_id(self) -> str:
         return str(self.plan["job_id"])
 
-    async def start(self) -> None:
+    async def start(self, *wrapper: str) -> None:
+        """Starts the agent, by a command that ends in its own if one is given."""
         environment = {**os.environ, "TRAINYARD_ATTEMPT_ID": self.id, "MALLOC_ARENA_MAX": "2"}
         self.process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "trainyard.agent", str(self.folder), env=environment
+            *wrapper, sys.executable, "-m", "trainyard.agent", str(self.folder), env=environment
         )
 
     async def wait(self) -> int:

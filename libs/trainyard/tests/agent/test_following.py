@@ -1,13 +1,57 @@
 """What workers do to the files and folders the agent watches."""
 
+import asyncio
 import os
 import shutil
 from functools import partial
+from pathlib import Path
 
+import pytest
 from trainyard.agent import output
 from trainyard.agent.candidates import Candidates
+from trainyard.agent.changes import Changes
 from trainyard.agent.lines import Flood
 from trainyard.agent.output import Output
+
+# A user namespace has limits of its own, so other programs of the user notice nothing.
+LIMITED = 'echo {instances} > /proc/sys/user/max_inotify_instances && exec "$@"'
+TRAIN = """
+import os, pathlib, sys
+print("begun", flush=True)
+path = pathlib.Path(os.environ["TRAINYARD_CHECKPOINT_DIR"], "step-7.txt")
+with path.open("w") as file:
+    file.write("half")
+    file.flush()
+    sys.stdin = open(os.environ["MAY_CLOSE"])
+print("closed", flush=True)
+open(os.environ["MAY_END"])
+"""
+CHECKPOINTS = {"path": "checkpoints", "pattern": "step-{step}.txt", "settle_s": 0.1, "keep_last": 2}
+
+
+@pytest.fixture
+async def changes():
+    changes = Changes(lambda reason, text: pytest.fail(f"{reason}: {text}"))
+    yield changes
+    changes.close()
+
+
+@pytest.mark.parametrize(("instances", "polled"), [(0, True), (1, False)])
+async def test_an_agent_needs_one_inotify_instance_at_most(attempt, yard, tmp_path, instances, polled):
+    """Output and checkpoints arrive while the worker runs, also where the kernel has no instance left."""
+    gates = {name: str(tmp_path / name) for name in ("MAY_CLOSE", "MAY_END")}
+    for gate in gates.values():
+        os.mkfifo(gate)
+    run = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, env=gates)
+    await run.start("unshare", "-Ur", "sh", "-c", LIMITED.format(instances=instances), "sh")
+    await yard.launcher.wait_for_line("begun")
+    await asyncio.to_thread(Path(gates["MAY_CLOSE"]).write_text, "")
+    await yard.launcher.wait_for_line("closed")
+    await yard.door.wait_for("Commit")
+    await asyncio.to_thread(Path(gates["MAY_END"]).write_text, "")
+    assert await run.wait() == 0
+    assert run.exit().reason == "Completed", run.log()
+    assert ("FilesPolled" in yard.launcher.notes()) is polled
 
 
 async def carried(path, place=b"") -> list[str]:
@@ -58,18 +102,18 @@ async def test_lines_that_were_dropped_are_named_by_who_reads_on(tmp_path):
     assert await carried(path, places[0]) == ["[trainyard: 2 lines were not carried; the raw output has them]", "d"]
 
 
-async def test_a_checkpoint_folder_that_the_script_removed_holds_nothing(tmp_path):
+async def test_a_checkpoint_folder_that_the_script_removed_holds_nothing(tmp_path, changes):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    candidates = Candidates(folder, "step-{step}.pt", 0.1, lambda _found: None)
+    candidates = Candidates(folder, "step-{step}.pt", 0.1, lambda _found: None, changes)
     shutil.rmtree(folder)
     candidates.look_at_all()
     assert candidates.finish() == []
 
 
-async def test_entries_that_cannot_be_checkpoints_are_never_opened(tmp_path):
+async def test_entries_that_cannot_be_checkpoints_are_never_opened(tmp_path, changes):
     found = []
-    candidates = Candidates(tmp_path, "step-{step}.pt", 0.0, found.append)
+    candidates = Candidates(tmp_path, "step-{step}.pt", 0.0, found.append, changes)
     os.mkfifo(tmp_path / "step-1.pt")  # opening it would wait for a writer
     (tmp_path / "step-2.pt").symlink_to("/dev/zero")
     (tmp_path / "step-3.pt").symlink_to("step-3.pt")
@@ -79,9 +123,9 @@ async def test_entries_that_cannot_be_checkpoints_are_never_opened(tmp_path):
     assert [candidate.step for candidate in found] == [5]
 
 
-async def test_checkpoints_that_are_found_at_the_end_come_by_step_and_then_by_age(tmp_path):
+async def test_checkpoints_that_are_found_at_the_end_come_by_step_and_then_by_age(tmp_path, changes):
     found = []
-    candidates = Candidates(tmp_path, "epoch-{step}*", 60.0, found.append)
+    candidates = Candidates(tmp_path, "epoch-{step}*", 60.0, found.append, changes)
     for age, name in enumerate(["epoch-12", "epoch-2-b", "epoch-2-a", "epoch-9", "epoch-10"]):
         (tmp_path / name).write_text("whole")
         os.utime(tmp_path / name, ns=(age, age))

@@ -9,6 +9,7 @@ SIGTERM is held back until the second stage can forward it: it must neither kill
 from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]  # `signal` itself loads enum and more
+import io
 import json
 import os
 import sys
@@ -20,6 +21,9 @@ from trainyard.agent.spawn import CannotStart, Started, start_all
 
 STARTED_FILE = "started"
 LOG_FILE = "agent.log"
+EXIT_DRAFT = "exit.bin.new"
+EXIT_BYTES = 64 * 1024
+"""Room that is taken for the record of a node's end."""
 SECRETS_VARIABLE = "TRAINYARD_SECRETS"
 """The job's secrets, as JSON: they are in no file, so not in the plan."""
 HELD_BACK = (signal.SIGTERM, signal.SIGINT)
@@ -102,7 +106,19 @@ def claim(folder: str) -> bool:
     record = {"pid": pid, "start_time": native.start_time(pid), "boot_id": native.boot_id()}
     os.write(fd, json.dumps(record).encode())
     os.close(fd)
+    _reserve(f"{folder}/{EXIT_DRAFT}")
     return True
+
+
+def _reserve(path: str) -> None:
+    """Takes the room of the exit record while there is some: workers may fill the disk."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, EXIT_BYTES)
+    except OSError:
+        pass  # no room now; the agent then says over its session how the node ended
+    finally:
+        os.close(fd)
 
 
 def join_cgroups(files: list[str]) -> None:
@@ -125,3 +141,15 @@ def log_to(path: str) -> None:
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
+    sys.stdout = sys.stderr = _Log()
+
+
+class _Log(io.TextIOBase):
+    """The log as a stream: a disk that is full costs lines of the log, and never the agent."""
+
+    def write(self, text: str) -> int:
+        try:
+            os.write(2, text.encode(errors="backslashreplace"))
+        except OSError:
+            return 0
+        return len(text)

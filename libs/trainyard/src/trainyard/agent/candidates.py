@@ -1,7 +1,7 @@
 """Finds checkpoints as a script writes them: entries of one folder whose names match a pattern.
 
 An entry that was renamed into place is looked at immediately; one that is written in place, when nothing wrote to it
-for the settle time. The kernel says when something happened; the only timer is the settle time.
+for the settle time.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from inotify_simple import INotify, flags
+from inotify_simple import Event, flags
 
+from trainyard.agent.changes import Changes
 from trainyard.agent.formats import Signature, is_whole, signature
 
 _GROUP = "{step}"
@@ -51,16 +52,18 @@ def _regex(glob: str) -> str:
 class Candidates:
     """Watches a folder and calls `found` for every new whole checkpoint."""
 
-    def __init__(self, folder: Path, pattern: str, settle_s: float, found: Callable[[Candidate], None]) -> None:
+    def __init__(
+        self, folder: Path, pattern: str, settle_s: float, found: Callable[[Candidate], None], changes: Changes
+    ) -> None:
         self._folder = folder
         self._pattern = Pattern(pattern)
         self._settle_s = settle_s
         self._found = found
         self._known: dict[str, Signature] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._inotify = INotify()
-        self._watches = {self._inotify.add_watch(folder, _WATCHED): ""}
-        asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._read)
+        self._seen: dict[str, Signature] = {}
+        self._changes = changes
+        self._watches = {changes.watch(folder, _WATCHED, self._changed): ""}
 
     def ignore_present(self) -> None:
         """What is there now was there before the workers: it is no news."""
@@ -68,17 +71,28 @@ class Candidates:
             if self._pattern.step(path.name) is not None:
                 self._known[path.name] = signature(path)
 
-    def _read(self) -> None:
-        for event in self._inotify.read(timeout=0):
-            if event.mask & flags.Q_OVERFLOW:
-                self.look_at_all()
+    def _changed(self, event: Event | None) -> None:
+        if event is None:
+            self._look_for_changes()
+            return
+        within = self._watches.get(event.wd)
+        name = within or event.name
+        if within is not None and self._pattern.step(name) is not None:
+            renamed = not within and bool(event.mask & flags.MOVED_TO)
+            self._watch_inside(name)
+            self._schedule(name, 0.0 if renamed else self._settle_s)
+
+    def _look_for_changes(self) -> None:
+        """Schedules what was written since the last look, and what was open for writing at the last one."""
+        for name in self._names():
+            try:
+                now = signature(self._folder / name)
+            except OSError:
+                continue  # gone again
+            if now == self._known.get(name) or (name in self._timers and now == self._seen.get(name)):
                 continue
-            within = self._watches.get(event.wd)
-            name = within or event.name
-            if within is not None and self._pattern.step(name) is not None:
-                renamed = not within and bool(event.mask & flags.MOVED_TO)
-                self._watch_inside(name)
-                self._schedule(name, 0.0 if renamed else self._settle_s)
+            self._seen[name] = now
+            self._schedule(name, self._settle_s)
 
     def look_at_all(self) -> None:
         """Considers everything that is there, as if it had just been written."""
@@ -102,7 +116,7 @@ class Candidates:
         path = self._folder / name
         try:
             for folder in (path, *(inner for inner in path.rglob("*") if inner.is_dir())) if path.is_dir() else ():
-                self._watches[self._inotify.add_watch(folder, _WATCHED)] = name
+                self._watches[self._changes.watch(folder, _WATCHED, self._changed)] = name
         except FileNotFoundError:
             return
 
@@ -128,8 +142,7 @@ class Candidates:
         """Looks a last time, now that nobody writes any more; returns what is no whole checkpoint, by name."""
         for timer in self._timers.values():
             timer.cancel()
-        asyncio.get_running_loop().remove_reader(self._inotify.fileno())
-        self._inotify.close()
+        self._changes.forget(self._changed)
         names = self._names()
         for name in names:
             self._look(name)

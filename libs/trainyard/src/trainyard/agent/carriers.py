@@ -13,6 +13,7 @@ from typing import Any
 from trainyard_protos.v1 import common_pb2
 
 from trainyard.agent import run_record
+from trainyard.agent.changes import Changes
 from trainyard.agent.checkpoints import CheckpointSync
 from trainyard.agent.facts import add_facts
 from trainyard.agent.hang import Pulse
@@ -55,6 +56,7 @@ class Carriers:
         self.store = Store(plan, self.link, self._delayed)
         self.rules = LogRules(plan.log_rules)
         self.parts = Parts(self.note)
+        self.changes = Changes(self.note)
         self.journal = Journal(Spool(folder / "spool"), plan.node)
         self.session = Session(plan, self.link, self.journal)
         self.tracked = Tracked(
@@ -101,6 +103,7 @@ class Carriers:
                 self._rows_stored,
                 earlier_cut=self.restored.cut,
                 workers_run=workers_run,
+                changes=self.changes,
                 note=self.note,
                 heard=self._pulse.beat,
             )
@@ -154,6 +157,7 @@ class Carriers:
         for task in (self._shipping, self._syncing):
             if task is not None:
                 task.cancel()
+        self.changes.close()
         self.journal.spool.close()
         return list(dict.fromkeys(unstored))
 

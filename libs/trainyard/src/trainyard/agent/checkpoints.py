@@ -13,6 +13,7 @@ from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
 
 from trainyard.agent import courtesy
 from trainyard.agent.candidates import Candidate, Candidates
+from trainyard.agent.changes import Changes
 from trainyard.agent.formats import changed_ns, is_sharded
 from trainyard.agent.plan import Checkpoints, Plan
 from trainyard.agent.store import Refused, Store
@@ -60,6 +61,7 @@ class CheckpointSync:
         *,
         earlier_cut: dict[str, int],
         workers_run: bool,
+        changes: Changes,
         note: Note,
         heard: Callable[[], None],
     ) -> None:
@@ -84,7 +86,7 @@ class CheckpointSync:
         self._finishing = False
         self.appeared = 0
         self.failures: list[str] = []
-        self.candidates = Candidates(folder, wanted.pattern, wanted.settle_s, self._found)
+        self.candidates = Candidates(folder, wanted.pattern, wanted.settle_s, self._found, changes)
         if workers_run:
             self.candidates.look_at_all()
         else:

@@ -9,19 +9,29 @@ from pathlib import Path
 from google.protobuf import json_format
 from trainyard_protos.v1 import common_pb2
 
+from trainyard.agent.boot import EXIT_DRAFT
+
 EXIT_FILE = "exit.bin"
 TERMINATION_FILE = Path("/dev/termination-log")
 TERMINATION_BYTES = 4000  # Kubernetes keeps 4096
 
 
 def write_exit(folder: Path, exit: common_pb2.Exit) -> None:
-    """Writes the record so that it is there whole, or not at all, even after the machine loses power."""
-    draft = folder / f"{EXIT_FILE}.new"
-    with draft.open("wb") as file:
+    """Writes the record so that it is there whole, or not at all, even after the machine loses power.
+
+    It is written over what `boot.claim` reserved, so a full disk does not keep it out. On a file system that copies on
+    write, or when the reserve was removed, it can still fail.
+
+    Raises:
+        OSError: the disk is full, or the folder is gone.
+    """
+    draft = os.open(folder / EXIT_DRAFT, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with open(draft, "wb") as file:
         file.write(exit.SerializeToString())
+        file.truncate()
         file.flush()
         os.fsync(file.fileno())
-    draft.rename(folder / EXIT_FILE)
+    (folder / EXIT_DRAFT).rename(folder / EXIT_FILE)
     directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

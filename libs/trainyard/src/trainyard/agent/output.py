@@ -1,7 +1,6 @@
 """Follows the workers' output files.
 
-The workers write to files and the agent tails them: neither a slow nor a dead agent ever stops a `print`. The kernel
-says when a file grew, so nothing is polled.
+The workers write to files and the agent tails them: neither a slow nor a dead agent ever stops a `print`.
 
 With lines goes the place where whoever comes after this agent would have to read on: all before it is in these lines
 and earlier ones, or was dropped.
@@ -16,8 +15,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from inotify_simple import INotify, flags
+from inotify_simple import Event, flags
 
+from trainyard.agent.changes import Changes
 from trainyard.agent.lines import Flood, LineSplitter
 
 READ_BYTES = 256 * 1024
@@ -92,25 +92,26 @@ class Output:
         Args:
             places: by rank, where to begin; at the start without.
         """
+        self._paths = list(files.values())
         self._files = [_File(rank, path, flood(), (places or {}).get(rank, b"")) for rank, path in files.items()]
         self._sink = sink
         self._grew = asyncio.Event()
-        self._inotify = INotify()
-        for path in files.values():
-            self._inotify.add_watch(path, flags.MODIFY)
-        asyncio.get_running_loop().add_reader(self._inotify.fileno(), self._notice)
 
-    def _notice(self) -> None:
-        self._inotify.read(timeout=0)
+    def _notice(self, _event: Event | None) -> None:
         self._grew.set()
 
-    async def follow(self) -> None:
+    async def follow(self, changes: Changes) -> None:
         """Runs until cancelled."""
-        while True:
-            self._grew.clear()
-            await self._read_all()
-            await self._grew.wait()
-            await asyncio.sleep(GATHER_S)
+        for path in self._paths:
+            changes.watch(path, flags.MODIFY, self._notice)
+        try:
+            while True:
+                self._grew.clear()
+                await self._read_all()
+                await self._grew.wait()
+                await asyncio.sleep(GATHER_S)
+        finally:
+            changes.forget(self._notice)
 
     async def _read_all(self) -> None:
         growing = list(self._files)
@@ -133,5 +134,3 @@ class Output:
         for file in self._files:
             self._hand_on(file, file.end())
             file.close()
-        asyncio.get_running_loop().remove_reader(self._inotify.fileno())
-        self._inotify.close()

@@ -209,7 +209,11 @@ class Node:
             exit.message = f"the workers succeeded, but this could not be stored: {'; '.join(unstored)}"
         exit.acknowledged = not unstored
         exit.unstored.extend(unstored)
-        await asyncio.to_thread(write_exit, self._folder, exit)
+        try:
+            await asyncio.to_thread(write_exit, self._folder, exit)
+        except OSError as error:
+            # The session says the same; only a launcher that is away as well never hears of it.
+            self._carriers.note("ExitNotRecorded", f"the record of the node's end could not be written: {error}")
         if self._plan.in_image:
             await asyncio.to_thread(write_termination, exit)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 from trainyard_protos.v1 import launcher_pb2
@@ -43,7 +44,7 @@ class Watch:
         self._pulse.beat()
         run = self._carriers.parts.run
         self._tasks = [
-            run(READING_OUTPUT, self._output.follow),
+            run(READING_OUTPUT, partial(self._output.follow, self._carriers.changes)),
             run(READING_TRACKERS, self._look),
             run(MEASURING, self._sample),
         ]

@@ -153,6 +153,7 @@ class ProcessBackend:
     async def start(self, launch: Launch) -> str:
         """Writes the record, then starts the agents that never were; see `Backend.start`."""
         attempt_id = launch.facts.attempt_id
+        record: AttemptRecord | None = None
         try:
             record = self._records.get(attempt_id) or await self._in_thread(self._folder(attempt_id).read)
             if record is None:
@@ -165,7 +166,7 @@ class ProcessBackend:
         except gpus.NotEnoughGpus as error:
             raise StartError(str(error)) from error
         except OSError as error:
-            await self._undo(attempt_id)
+            await self._undo(attempt_id, record)
             raise StartError(f"cannot start on {self._settings.machine}: {error}") from error
         for index in range(launch.facts.nodes):
             child = children.get(index)
@@ -212,13 +213,21 @@ class ProcessBackend:
             for index, folder in missing
         }
 
-    async def _undo(self, attempt_id: str) -> None:
+    async def _undo(self, attempt_id: str, record: AttemptRecord | None) -> None:
         """Ends what a failed start began, and keeps later starts of it from happening."""
-        record = self._records.get(attempt_id)
-        for index in range(len(record.nodes) if record else 0):
-            await self._in_thread(self._folder(attempt_id).node(index).take)
-            await self._finish(attempt_id, index)
-        self._gpus.release(attempt_id)
+        begun = attempt_id in self._records
+        try:
+            for index, node in enumerate(record.nodes if record else ()):
+                if not begun:  # its record was not written, so nothing of it ever ran
+                    await self._in_thread(cgroups.remove, node.cgroups)
+                    continue
+                try:
+                    await self._in_thread(self._folder(attempt_id).node(index).take)
+                except OSError:  # what kept the start from happening, a full disk for instance, keeps this too
+                    logger.exception("a node of a failed start was not taken", extra={"attempt": attempt_id})
+                await self._finish(attempt_id, index)
+        finally:
+            self._gpus.release(attempt_id)
 
     def _limits_note(self) -> str:
         if self._limits_told or not self._cgroups.why_not:

@@ -1,0 +1,42 @@
+"""A node whose disk is full ends as what it was, and says so."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+FILL = "cat /dev/zero > filler 2>/dev/null; "
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
+    """Puts a folder on a disk of one megabyte of its own."""
+    mounted: list[Path] = []
+
+    def mount(folder: Path) -> None:
+        plan = (folder / "plan.json").read_bytes()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
+        mounted.append(folder)
+        (folder / "plan.json").write_bytes(plan)
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", folder], check=True)
+
+
+async def test_a_worker_that_succeeds_on_a_full_disk_leaves_the_record_of_its_success(attempt, small_disk):
+    run = attempt(["sh", "-c", FILL + "exit 0"])
+    small_disk(run.folder)
+    assert (await run.run()).reason == "Completed"
+
+
+async def test_an_end_that_cannot_be_recorded_is_told_to_the_launcher(attempt, small_disk, yard):
+    run = attempt(["sh", "-c", "rm ../exit.bin.new; " + FILL + "exit 3"])
+    small_disk(run.folder)
+    await run.start()
+    assert await run.wait() == 0
+    assert not (run.folder / "exit.bin").exists()
+    told = (await yard.launcher.wait_for(lambda each: each.phase.phase == "ended")).phase.exit
+    assert (told.reason, told.exit_code) == ("WorkerFailed", 3)
+    assert "ExitNotRecorded" in yard.launcher.notes()
