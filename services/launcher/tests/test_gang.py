@@ -63,6 +63,15 @@ def test_an_attempt_came_as_far_as_its_furthest_node() -> None:
     assert not attempt_of(1).verdict().HasField("progress")
 
 
+def test_a_failure_stops_the_nodes_whose_workers_run_and_a_wish_of_the_scheduler_all() -> None:
+    attempt = attempt_of(1)
+    assert not attempt.stops(Phase.RUNNING)
+    attempt.stop_reason = "PeerFailed"
+    assert attempt.stops(Phase.STARTING) and attempt.stops(Phase.RUNNING) and not attempt.stops(Phase.FINISHING)
+    attempt.stop_reason = "Cancelled"
+    assert attempt.stops(Phase.FINISHING)
+
+
 def test_an_end_without_a_record_while_stopping_counts_as_stopped() -> None:
     attempt = attempt_of(1)
     attempt.stop_reason = "Cancelled"

@@ -14,7 +14,7 @@ from launcher_yard import WAIT_S, Yard, running_yard
 from servicekit.errors import reason_of
 from trainyard.channel import connect
 from trainyard_launcher.backends.process import sweep
-from trainyard_protos.v1 import launcher_pb2, launcher_pb2_grpc, scheduler_pb2
+from trainyard_protos.v1 import common_pb2, launcher_pb2, launcher_pb2_grpc, scheduler_pb2
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 Follow = launcher_pb2.FollowRequest
@@ -263,6 +263,41 @@ async def test_an_agent_that_is_back_before_the_launcher_has_looked_is_welcome(y
     await yard.open(early=come_back)
     assert (await call.read()).WhichOneof("command") == "welcome"
     await channel.close()
+
+
+async def test_a_node_that_failed_is_not_stopped_with_its_peers(yard: Yard) -> None:
+    attempt = yard.assign(FOREVER, nodes=2, env={"AGENT_MODE": "mute"})
+    yard.send_launch(attempt)
+    await yard.scheduler.until(lambda: attempt in yard.scheduler.claims)
+    token, _ = yard.tokens.mint("default", yard.job_of(attempt), attempt, 1, 60)
+    Message = launcher_pb2.AgentMessage
+
+    async with connect(f"127.0.0.1:{yard.port}", token) as channel:
+
+        async def connected(node: int, phase: str) -> Any:
+            call = launcher_pb2_grpc.AgentServiceStub(channel).Session()
+            await call.write(Message(hello=Message.Hello(attempt_id=attempt, fence=1, node=node, phase=phase)))
+            return call
+
+        async def stopped(call: Any) -> str:
+            while not (command := await call.read()).HasField("stop"):
+                pass
+            return str(command.stop.reason)
+
+        async with asyncio.timeout(WAIT_S):
+            failing, peer = await connected(0, "running"), await connected(1, "running")
+            await peer.read()
+            exit = common_pb2.Exit(reason="WorkerFailed", exit_code=1)
+            await failing.write(Message(phase=Message.Phase(phase="finishing", exit=exit)))
+            assert await stopped(peer) == "PeerFailed"
+            again = await connected(0, "finishing")
+            assert (await again.read()).HasField("welcome")
+            yard.send_stop(attempt)
+            assert await stopped(again) == "Cancelled"
+        for call in (failing, peer, again):
+            call.cancel()
+    await asyncio.to_thread(sweep.end_all, sweep.Target(attempt), WAIT_S)
+    await yard.scheduler.ended(attempt)
 
 
 def _all_gone(pids: set[int]) -> None:

@@ -10,6 +10,7 @@ from blake3 import blake3
 from trainyard.agent import courtesy
 from trainyard.artifacts import download, upload
 from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
+from trainyard_protos.v1.launcher_pb2 import AgentCommand as Command
 
 TRAIN = """
 import os, pathlib, signal, sys
@@ -175,6 +176,19 @@ async def test_a_yard_that_goes_away_and_comes_back_gets_everything_once(attempt
     assert await run.series("loss") == {step: float(step) for step in range(200)}
     texts = [line.text for line in await run.stored_lines() if line.text != "waiting"]
     assert texts == [f"line {step}" for step in range(200)]
+
+
+async def test_a_peers_failure_does_not_keep_a_node_that_has_failed_itself_from_storing_its_records(attempt, yard):
+    run = attempt(["sh", "-c", "echo the reason; exit 3"], grace_s=0.01)
+    yard.door.open.clear()
+    await run.start()
+    await yard.launcher.wait_for(lambda each: each.phase.phase == "finishing")
+    yard.launcher.tell(Command(stop=Command.Stop(reason="PeerFailed", grace_s=0.01)))
+    await yard.launcher.wait_for_heartbeats(3)
+    yard.door.open.set()
+    await run.wait()
+    assert (run.exit().reason, run.exit().acknowledged) == ("WorkerFailed", True)
+    assert [line.text for line in await run.stored_lines()] == ["the reason"]
 
 
 async def test_without_a_yard_a_job_trains_to_its_end_and_says_what_is_not_stored(attempt, yard):

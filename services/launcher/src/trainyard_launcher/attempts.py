@@ -17,6 +17,7 @@ from trainyard_launcher.ring import Ring
 
 COMPLETED = "Completed"
 STOPPED = "Stopped"
+PEER_FAILED = "PeerFailed"
 _TAKEN_AWAY = frozenset({"NodeLost", "Evicted", "PodDeleted"})
 _REASON_OF_STOP = {"DeadlineExceeded": "DeadlineExceeded"}
 
@@ -129,6 +130,11 @@ class Attempt:
         if node.failed and self.first_failure is None:
             self.first_failure = index
 
+    def stops(self, phase: Phase) -> bool:
+        """Whether a node that is so far has to stop. The failure of a peer is no reason for one whose workers ended:
+        it is storing what they made, and the node that failed is one of those."""
+        return bool(self.stop_reason) and (self.stop_reason != PEER_FAILED or phase < Phase.FINISHING)
+
     def due(self) -> Iterator[Phase]:
         """Phases all nodes have reached and nobody was told of, in order; each is due once.
 
@@ -187,7 +193,7 @@ class Attempt:
         """
         if presumed and self.first_failure not in (None, index):
             return exit
-        if cause is not None and exit.reason == STOPPED and self.stop_reason in ("", "PeerFailed"):
+        if cause is not None and exit.reason == STOPPED and self.stop_reason in ("", PEER_FAILED):
             exit.reason, exit.message = cause.reason, cause.message
         return exit
 

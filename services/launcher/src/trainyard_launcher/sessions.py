@@ -130,11 +130,12 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
             node.session.end()  # of a connection that broke without a word
         node.session = session
         session.send(Command(welcome=Command.Welcome(heartbeat_s=self._settings.heartbeat_s)))
-        if attempt.stop_reason:
+        phase = _phase(hello.phase or "starting")
+        if attempt.stops(max(phase, node.phase)):
             session.send(stop_command(attempt))
         self._hear(attempt, node)
         # How a node that is finishing fared comes with the phase that follows.
-        self._supervisor.heard(attempt, node, min(_phase(hello.phase or "starting"), Phase.RUNNING))
+        self._supervisor.heard(attempt, node, min(phase, Phase.RUNNING))
 
     async def _read(
         self, attempt: Attempt, node: Node, session: AgentSession, messages: AsyncIterator[Message]

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 import grpc
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2, scheduler_pb2_grpc
 
-from trainyard_launcher.attempts import Attempt, Node, Phase
+from trainyard_launcher.attempts import PEER_FAILED, Attempt, Node, Phase
 from trainyard_launcher.backend import Backend, JoinRefused, Launch, NodeEnd, StartError
 from trainyard_launcher.background import Background
 from trainyard_launcher.plan import Planner
@@ -242,7 +242,7 @@ class Supervisor:
     def _follow_up(self, attempt: Attempt) -> None:
         """After any news of a node: peers of a failed one are stopped, and what all nodes have reached is reported."""
         if attempt.first_failure is not None and not attempt.stop_reason and not attempt.over:
-            self.stop_attempt(attempt, "PeerFailed")
+            self.stop_attempt(attempt, PEER_FAILED)
         facts = attempt.facts
         for phase in attempt.due():
             exit = attempt.verdict() if phase >= Phase.FINISHING else None
@@ -265,16 +265,17 @@ class Supervisor:
             self.stop_attempt(attempt, "DeadlineExceeded" if due and time.time_ns() >= due else "Cancelled")
 
     def stop_attempt(self, attempt: Attempt, reason: str) -> None:
-        """Asks all nodes to end; what is left when their time is up is killed.
+        """Asks all nodes to end, after a peer's failure those whose workers may still run; what is left when their time
+        is up is killed.
 
         Args:
             reason: as in `AgentCommand.Stop`. A wish of the scheduler replaces that of a failed peer.
         """
-        if attempt.over or attempt.stop_reason not in ("", "PeerFailed") or attempt.stop_reason == reason:
+        if attempt.over or attempt.stop_reason not in ("", PEER_FAILED) or attempt.stop_reason == reason:
             return
         attempt.stop_reason = reason
         for node in attempt.nodes:
-            if node.phase is not Phase.ENDED:
+            if node.phase is not Phase.ENDED and attempt.stops(node.phase):
                 self._background.run(self._stop_node(attempt, node), f"stop {attempt.facts.attempt_id}")
         if attempt.timer is None:
             allowed_s = attempt.facts.grace_s + self._settings.finalize_timeout_s + self._settings.stop_slack_s

@@ -30,6 +30,7 @@ from trainyard.agent.watch import Watch
 STOP_PEERS_S = 10.0  # grace for the other workers when one failed
 SAY_GOODBYE_S = 5.0
 LEAST_DRAIN_S = 10.0
+PEER_FAILED = "PeerFailed"
 
 
 def supervise(folder: str, plan: Plan, started: list[Started], failure: CannotStart | None) -> int:
@@ -61,6 +62,7 @@ class Node:
         self._groups = plan.cgroup_procs or (oom.OF_CONTAINER if plan.in_image else ())
         self._oom_kills = oom.kills(self._groups)
         self._pulse = Pulse()
+        self._ended = False  # the workers have, or will, for a reason of their own: a peer's failure changes nothing
         self._orphaned = False  # the yard that this node is tied to is gone: there is nobody to deliver to
         self._carriers = Carriers(folder, plan, self._pulse)
         if plan.in_image:
@@ -104,6 +106,7 @@ class Node:
             return await self._failed("StartFailed", str(error))
 
     async def _failed(self, reason: str, message: str) -> common_pb2.Exit:
+        self._ended = True
         await self._kill_workers()
         self._carriers.begin(None, workers_run=False)
         self._carriers.journal.say(f"{reason}: {message}")
@@ -155,6 +158,7 @@ class Node:
             await _first(gang.failed, gang.over, self._stop, silent)
         finally:
             silent.cancel()
+        self._ended = gang.failed.done() or gang.over.done() or not self._stop.done()
         if gang.failed.done():
             await gang.stop(min(self._plan.grace_s, STOP_PEERS_S))
             end = gang.failed.result()
@@ -225,6 +229,8 @@ class Node:
             self._stop.set_result(order)
 
     def _told_to_stop(self, stop: launcher_pb2.AgentCommand.Stop) -> None:
+        if stop.reason == PEER_FAILED and self._ended:
+            return  # what the workers made is being stored, which no peer's failure makes worthless
         self._order_stop(StopOrder(stop.reason, stop.grace_s, f"stopped by the launcher: {stop.reason}"))
 
     def _listen_to_signals(self) -> None:
