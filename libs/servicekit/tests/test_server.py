@@ -1,3 +1,5 @@
+import time
+
 import grpc
 import jwt
 import pytest
@@ -121,6 +123,33 @@ async def test_streams_know_their_caller_and_fail_with_a_status(endpoint, tokens
     await stream.write(yard_pb2.AttachRequest(workspace="other"))
     error = await status_of(stream.read())
     assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+def later(monkeypatch, by_s):
+    """This process, and with it the server, finds that so much time has passed."""
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + by_s)
+
+
+async def test_a_token_that_was_good_is_refused_once_it_has_expired(endpoint, tokens, monkeypatch):
+    token, _ = tokens.mint("default", "job", "a", 1, ttl_s=30)
+    stub = yard(endpoint, token)
+    await stub.Info(yard_pb2.InfoRequest())
+    later(monkeypatch, 30)
+    error = await status_of(stub.Info(yard_pb2.InfoRequest()))
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert common_pb2.ErrorInfo.FromString(dict(error.trailing_metadata())[ERROR_KEY]).reason == "TokenExpired"
+
+
+async def test_a_stream_takes_no_message_after_its_token_has_expired(endpoint, tokens, monkeypatch):
+    token, _ = tokens.mint("default", "job", "a", 1, ttl_s=30)
+    stream = yard(endpoint, token).Attach()
+    await stream.write(yard_pb2.AttachRequest(workspace="default"))
+    assert await stream.read() == yard_pb2.AttachResponse()
+    later(monkeypatch, 30)
+    await stream.write(yard_pb2.AttachRequest(workspace="default"))
+    error = await status_of(stream.read())
+    assert error.code() == grpc.StatusCode.UNAUTHENTICATED
 
 
 async def test_an_error_that_quotes_too_much_is_shortened(endpoint, tmp_path):

@@ -17,7 +17,7 @@ from trainyard.channel import connect
 from trainyard.home import process_start_time
 from trainyard_launcher.backends.process import sweep
 from trainyard_launcher.reports import Reporter
-from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from trainyard_protos.v1 import common_pb2, launcher_pb2, launcher_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 
 FOREVER = [sys.executable, "-c", "import signal; signal.pause()"]
 
@@ -287,7 +287,8 @@ async def test_an_attempt_token_is_renewed_before_it_expires(tmp_path: Path, mon
     async with running_yard(tmp_path) as yard:
         await yard.run(FOREVER, env={"AGENT_MODE": "chatty"})
         assert not yard.scheduler.notes("TokenRenewed")
-        stand_still(monkeypatch, yard.settings.token_ttl_s / 2)
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + yard.settings.token_ttl_s / 2)
         await yard.scheduler.until(lambda: bool(yard.scheduler.notes("TokenRenewed")))
 
 
@@ -306,6 +307,17 @@ async def test_gpus_are_handed_out_exclusively_and_given_back(yard: Yard) -> Non
     yard.send_stop(first)
     await yard.scheduler.ended(first)
     await yard.run(FOREVER, workers_per_node=2, resources=needs)
+
+
+async def test_an_agent_whose_token_has_expired_gets_the_next_one_when_it_comes_back(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER)
+    expired, _ = yard.tokens.mint("default", yard.job_of(attempt), attempt, 1, ttl_s=-1)
+    async with connect(f"127.0.0.1:{yard.port}", expired) as channel:
+        call = launcher_pb2_grpc.AgentServiceStub(channel).Session()
+        await call.write(launcher_pb2.AgentMessage(hello={"attempt_id": attempt, "fence": 1, "phase": "running"}))
+        assert (await call.read()).HasField("welcome")
+        renewed = (await call.read()).token
+    assert yard.tokens.verify(renewed.token).expires_s > time.time()
 
 
 @pytest.mark.parametrize("free_pages", [0, 1])

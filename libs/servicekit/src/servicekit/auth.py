@@ -7,6 +7,7 @@ public key alone.
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import secrets
 import time
@@ -36,6 +37,26 @@ class Principal:
     job_id: str = ""
     attempt_id: str = ""
     fence: int = 0
+    expires_s: float = math.inf
+    """When the token ends, in seconds since the epoch."""
+
+    @property
+    def expired(self) -> bool:
+        """Whether the token has ended."""
+        return time.time() >= self.expires_s
+
+    def check(self) -> None:
+        """Refuses a token that has ended, for instance while its stream was open.
+
+        Raises:
+            Unauthenticated: TokenExpired.
+        """
+        if self.expired:
+            raise Unauthenticated(
+                "this attempt's token has expired",
+                reason="TokenExpired",
+                hint="the launcher renews it over the agent's session; call again with the new one",
+            )
 
 
 _principal: ContextVar[Principal] = ContextVar("principal")
@@ -147,10 +168,10 @@ class AttemptVerifier:
         return cls(key)
 
     def verify(self, token: str) -> Principal:
-        """The attempt a token was minted for.
+        """The attempt a token was minted for. Whether it has expired is for the caller to `check`.
 
         Raises:
-            Unauthenticated: it is not ours, was changed, or has expired.
+            Unauthenticated: it is not ours, or was changed.
         """
         import jwt
 
@@ -160,10 +181,17 @@ class AttemptVerifier:
                 self._public_key,
                 algorithms=[_ALGORITHM],
                 issuer=_ISSUER,
-                options={"require": ["exp", "iss", "sub"]},
+                options={"require": ["exp", "iss", "sub"], "verify_exp": False},
             )
-            return Principal("attempt", str(claims["ws"]), str(claims["job"]), str(claims["sub"]), int(claims["fence"]))
-        except (jwt.PyJWTError, KeyError, ValueError) as error:
+            return Principal(
+                "attempt",
+                str(claims["ws"]),
+                str(claims["job"]),
+                str(claims["sub"]),
+                int(claims["fence"]),
+                float(claims["exp"]),
+            )
+        except (jwt.PyJWTError, KeyError, TypeError, ValueError) as error:
             raise Unauthenticated(f"attempt token refused: {error}", reason="BadAttemptToken") from error
 
 
@@ -236,8 +264,11 @@ class Authenticator:
         self._tokens = tokens
         self._verified: dict[str, tuple[Principal, float]] = {}
 
-    def authenticate(self, header: str) -> Principal:
+    def authenticate(self, header: str, *, renewing: bool = False) -> Principal:
         """The caller.
+
+        Args:
+            renewing: a token that has expired still says who calls.
 
         Raises:
             Unauthenticated: no token, or not one of this yard's.
@@ -257,7 +288,10 @@ class Authenticator:
                 reason="BadToken",
                 hint="read it again from TRAINYARD_HOME/token: each home has its own",
             )
-        return self._verify_attempt(token)
+        principal = self._verify_attempt(token)
+        if not renewing:
+            principal.check()
+        return principal
 
     def _verify_attempt(self, token: str) -> Principal:
         # Agents call often with the same token; a signature is checked once a minute.

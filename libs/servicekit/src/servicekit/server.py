@@ -25,6 +25,8 @@ _OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Heal
 # Who calls these has no token of the yard yet: they find out themselves who it is, and bound what that costs. Counting
 # strangers together here would let one of them keep all others out.
 _INTRODUCTIONS = frozenset({"/trainyard.v1.AgentService/Join"})
+# An agent that was cut off for longer than its token lives gets its next one here.
+_RENEWALS = frozenset({"/trainyard.v1.AgentService/Session"})
 
 
 class Calls:
@@ -66,7 +68,7 @@ class _Guard(grpc.aio.ServerInterceptor):
                 if handler.request_streaming
                 else grpc.unary_stream_rpc_method_handler
             )
-            wrapped: Callable[..., Any] = self._streaming(method, behaviour)
+            wrapped: Callable[..., Any] = self._streaming(method, behaviour, takes_stream=handler.request_streaming)
         else:
             behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
             make = (
@@ -74,21 +76,24 @@ class _Guard(grpc.aio.ServerInterceptor):
                 if handler.request_streaming
                 else grpc.unary_unary_rpc_method_handler
             )
-            wrapped = self._unary(method, behaviour)
+            wrapped = self._unary(method, behaviour, takes_stream=handler.request_streaming)
         return make(wrapped, handler.request_deserializer, handler.response_serializer)
 
-    def _admit(self, method: str, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    def _admit(self, method: str, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> Callable[[], None]:
+        """Lets a call in, or refuses it; returns what refuses its next message once its token has expired."""
         if method in _INTRODUCTIONS:
-            return
+            return _never_expires
         header = ""
         for key, value in context.invocation_metadata() or ():
             if key == "authorization":
                 header = value if isinstance(value, str) else value.decode(errors="replace")
-        principal = self._authenticator.authenticate(header)
+        renewing = method in _RENEWALS
+        principal = self._authenticator.authenticate(header, renewing=renewing)
         self._limiter.admit(principal, service)
         set_principal(principal)
+        return _never_expires if renewing else principal.check
 
-    def _unary(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    def _unary(self, method: str, behaviour: Callable[..., Any], *, takes_stream: bool) -> Callable[..., Any]:
         seconds = self._calls.seconds.labels(method)
         done = self._calls.handled.labels(method, "OK")
         service = _service_of(method)
@@ -97,8 +102,8 @@ class _Guard(grpc.aio.ServerInterceptor):
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
             try:
-                self._admit(method, service, context)
-                response = await behaviour(request, context)
+                check = self._admit(method, service, context)
+                response = await behaviour(_checked(request, check) if takes_stream else request, context)
             except Exception as error:
                 await self._fail(method, error, context)
                 raise AssertionError("abort raises") from error
@@ -108,19 +113,20 @@ class _Guard(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _streaming(self, method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    def _streaming(self, method: str, behaviour: Callable[..., Any], *, takes_stream: bool) -> Callable[..., Any]:
         done = self._calls.handled.labels(method, "OK")
         service = _service_of(method)
 
         @functools.wraps(behaviour)
         async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                self._admit(method, service, context)
-                responses = behaviour(request, context)
+                check = self._admit(method, service, context)
+                responses = behaviour(_checked(request, check) if takes_stream else request, context)
                 if inspect.isawaitable(responses):  # a servicer that writes through the context
                     await responses
                 else:
                     async for response in responses:
+                        check()
                         yield response
             except Exception as error:
                 await self._fail(method, error, context)
@@ -140,6 +146,16 @@ class _Guard(grpc.aio.ServerInterceptor):
             )
         self._calls.handled.labels(method, error.code.name).inc()
         await context.abort(error.code, error.message, trailing_metadata=error.trailing_metadata())
+
+
+def _never_expires() -> None:
+    pass
+
+
+async def _checked(messages: AsyncIterator[Any], check: Callable[[], None]) -> AsyncIterator[Any]:
+    async for message in messages:
+        check()
+        yield message
 
 
 def _service_of(method: str) -> str:

@@ -64,7 +64,7 @@ class Node:
         self.index = index
         self.phase = Phase.STARTING
         self.heard = heard  # on the clock of silence; when watching began, before the first word
-        self.minted = minted  # when the token its agent has was made, on the same clock
+        self.minted = minted  # when the token its agent has was made, in seconds since the epoch
         self.heard_ns = 0  # last heartbeat; 0 before the first
         self.session: Session | None = None
         self.workers: tuple[launcher_pb2.WorkerStatus, ...] = ()
@@ -86,7 +86,7 @@ class Attempt:
     Args:
         facts: what does not change.
         now: on the clock of silence.
-        minted: when its agents' tokens were made, on the same clock.
+        minted: when its agents' tokens were made, in seconds since the epoch.
     """
 
     __slots__ = (

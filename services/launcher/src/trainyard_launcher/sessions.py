@@ -75,7 +75,8 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
         self, request_iterator: AsyncIterator[Message], context: grpc.aio.ServicerContext[Message, Command]
     ) -> AsyncIterator[Command]:
         """Until the agent hangs up, or is told that it is not wanted."""
-        hello = _checked_hello(await anext(aiter(request_iterator), Message()), current_principal())
+        principal = current_principal()
+        hello = _checked_hello(await anext(aiter(request_iterator), Message()), principal)
         # Before that nothing is known to be stale: agents come back faster than a launcher finds what it left.
         await self._supervisor.opened.wait()
         attempt = self._supervisor.attempts.get(hello.attempt_id)
@@ -84,6 +85,8 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
             return
         node = attempt.nodes[hello.node]
         session = AgentSession()
+        if principal.expired:
+            node.minted = 0  # whatever was sent meanwhile, it did not arrive
         self._welcome(attempt, node, session, hello)
         reader = asyncio.create_task(self._read(attempt, node, session, request_iterator))
         try:
@@ -115,7 +118,7 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
         except JoinLater as error:
             raise Unavailable(str(error), reason="JoinLater", hint="ask again") from error
         node = attempt.nodes[request.node]
-        node.minted = node.heard = time.monotonic()
+        node.heard, node.minted = time.monotonic(), time.time()
         joined.plan.token, _ = self._mint(attempt)
         return launcher_pb2.JoinResponse(plan=joined.plan, secrets=joined.secrets)
 
@@ -153,9 +156,10 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
             session.end()
 
     def _hear(self, attempt: Attempt, node: Node) -> None:
-        now = time.monotonic()
-        node.heard, node.heard_ns = now, now_ns()
-        if node.session is None or now - node.minted < self._settings.token_ttl_s / 2:
+        node.heard, node.heard_ns = time.monotonic(), now_ns()
+        now = time.time()
+        # Tokens end by this clock, which goes on while the machine sleeps, and may be set back.
+        if node.session is None or 0 <= now - node.minted < self._settings.token_ttl_s / 2:
             return
         node.minted = now
         token, expires_ns = self._mint(attempt)

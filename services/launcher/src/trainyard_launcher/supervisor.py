@@ -70,9 +70,8 @@ class Supervisor:
     async def open(self) -> None:
         """Takes over what an earlier life of this launcher left."""
         for found in await self._backend.open(self):
-            now = time.monotonic()
             # When its token was made is not known: it counts as due for renewal at the agent's first word.
-            attempt = Attempt(found.facts, now, minted=now - self._settings.token_ttl_s)
+            attempt = Attempt(found.facts, time.monotonic(), minted=0)
             attempt.unstarted = tuple(found.unstarted)
             self.attempts.add(attempt)
             if found.remark is not None:
@@ -147,8 +146,7 @@ class Supervisor:
         launch = self._planner.launch(assignment)
         attempt = self.attempts.get(assignment.attempt_id)
         if attempt is None:
-            now = time.monotonic()
-            attempt = Attempt(launch.facts, now, minted=now)
+            attempt = Attempt(launch.facts, time.monotonic(), minted=time.time())
             self.attempts.add(attempt)
         note = await self._backend.start(launch)
         attempt.unstarted = ()
