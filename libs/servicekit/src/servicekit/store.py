@@ -5,16 +5,19 @@ own, commits once, and only then resolves their futures. Whoever awaits a write 
 came together, which is what makes thousands of small writes a second possible on SQLite with `synchronous=FULL`.
 
 The same holds on PostgreSQL, where `servicekit.writership` sees to it that there is one writer. A database that went
-away fails the calls of that time and no later ones.
+away fails the calls of that time and no later ones. When it went away while a commit was on its way, nobody guesses:
+the calls of that commit wait until the database says what became of it (`servicekit.outcomes`, decision 0022).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -25,15 +28,19 @@ from sqlalchemy import event
 from sqlmodel import Session
 
 from servicekit.errors import InvalidArgument, ResourceExhausted, ServiceError, Unavailable
-from servicekit.writership import FileWritership, PostgresWritership, Writership
+from servicekit.outcomes import Outcome, look_up
+from servicekit.writership import KEEPALIVE, FileWritership, PostgresWritership, Writership
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Connection, Engine
 
 T = TypeVar("T")
 
+logger = logging.getLogger(__name__)
+
 _MAX_WAITING = 20_000
 _MAX_GROUP = 256
+_ASK_AGAIN_S = 0.2
 STATEMENT_TIMEOUT_S = 30
 _POSTGRES_OPTIONS = f"-c statement_timeout={STATEMENT_TIMEOUT_S}s -c idle_in_transaction_session_timeout=60s"
 
@@ -43,7 +50,7 @@ _Write = tuple[Callable[[Session], Any], "Future[Any]"]
 def _engine(url: str) -> Engine:
     # Errors go to logs and callers: they name statements, never the values in them.
     if not url.startswith("sqlite"):
-        connect_args: dict[str, object] = {"connect_timeout": 5, "options": _POSTGRES_OPTIONS}
+        connect_args: dict[str, object] = {**KEEPALIVE, "connect_timeout": 5, "options": _POSTGRES_OPTIONS}
         engine = sqlalchemy.create_engine(url, pool_pre_ping=True, hide_parameters=True, connect_args=connect_args)
         event.listen(engine, "handle_error", _hide_details)
         return engine
@@ -81,8 +88,8 @@ class Store:
         name: of the service, for thread names and errors.
         standby: on PostgreSQL, whether `open` waits for as long as another process writes this database. Without, it
             waits a short while and then refuses; on SQLite it refuses at once.
-        on_superseded: called, on some thread, when another process has taken over the database: this one can write no
-            more. The default asks this process to end.
+        on_superseded: called, on some thread, when another process has taken over the database, or when the database
+            is no longer the one that was written: this process can write no more. The default asks it to end.
     """
 
     def __init__(
@@ -150,12 +157,14 @@ class Store:
     async def write(self, change: Callable[[Session], T]) -> T:
         """Runs a change in the writer's transaction; returns its value once it is committed.
 
-        The change must not call other services or wait. When it raises, only its own writes are undone.
+        The change must not call other services or wait. When it raises, only its own writes are undone. When the
+        database goes away during the commit, this waits until it is known whether the change is stored.
 
         Raises:
             InvalidArgument: a number or text in it fits into no column.
             ResourceExhausted: too many writes wait already.
             Unavailable: the commit failed (disk full, database gone), or the service stops: nothing of it is stored.
+                With the reason OutcomeUnknown: the service ends before the database said whether it is stored.
         """
         self._require_open()
         future: Future[T] = Future()
@@ -234,35 +243,87 @@ class Store:
 
     def _commit(self, group: list[_Write]) -> None:
         outcomes: list[tuple[Future[Any], Any, BaseException | None]] = []
+        committing = ""
         try:
             with self.engine.connect() as raw:
                 connection = raw.execution_options(writer=True)
                 with connection.begin(), Session(connection, join_transaction_mode="rollback_only") as session:
                     assert self._writership is not None
-                    self._writership.check(connection)
+                    transaction = self._writership.check(connection)
                     for change, future in group:
                         outcomes.append((future, *_run(session, change, self._name)))
+                    committing = transaction  # what is sent next is COMMIT
         except Exception as error:
-            failure = error if isinstance(error, ServiceError) else _away(self._name, error)
-            for _, future in group:
-                future.set_exception(failure)
-            return
+            failure = self._failure(error, committing)
+            if failure is not None:
+                for _, future in group:
+                    future.set_exception(failure)
+                return
         for future, value, raised in outcomes:
             if raised is not None:
                 future.set_exception(raised)
             else:
                 future.set_result(value)
 
+    def _failure(self, error: Exception, committing: str) -> ServiceError | None:
+        """What the callers of a transaction that failed are told; None when it is stored all the same.
+
+        Args:
+            committing: the transaction's number, when only the answer to its COMMIT is missing; "" otherwise.
+        """
+        if committing:
+            logger.warning("a commit failed, asking what became of it", extra={"service": self._name})
+            outcome = self._outcome(committing)
+            logger.warning("what became of it", extra={"service": self._name, "outcome": str(outcome)})
+            if outcome is Outcome.COMMITTED:
+                return None
+            if outcome is Outcome.FORGOTTEN:
+                self._on_superseded()
+            if outcome is not Outcome.ABORTED:
+                return _unknown(self._name)
+        return error if isinstance(error, ServiceError) else _away(self._name, error)
+
+    def _outcome(self, transaction: str) -> Outcome:
+        """Asks until the database knows, or the service stops. Other writes must not overtake this one."""
+        while True:
+            closing = self._closed
+            outcome = look_up(self.engine, transaction)
+            if outcome not in (Outcome.IN_PROGRESS, Outcome.UNREACHABLE) or closing:
+                return outcome
+            if outcome is Outcome.UNREACHABLE:
+                self._refuse_waiting()
+            time.sleep(_ASK_AGAIN_S)
+
+    def _refuse_waiting(self) -> None:
+        """Tells the writes that wait what they would find out themselves: the database is away."""
+        while True:
+            try:
+                entry = self._waiting.get_nowait()
+            except queue.Empty:
+                return
+            if entry is None:
+                self._stopping = True
+            elif entry[1].set_running_or_notify_cancel():
+                entry[1].set_exception(_away(self._name, "it cannot be reached"))
+
 
 _UNSTORABLE = (OverflowError, sqlalchemy.exc.DataError)
 _AWAY = (sqlalchemy.exc.OperationalError, sqlalchemy.exc.InterfaceError, sqlalchemy.exc.TimeoutError)
 
 
-def _away(name: str, error: BaseException) -> Unavailable:
+def _away(name: str, error: BaseException | str) -> Unavailable:
     return Unavailable(
         f"{name}: the database did not take the call: {getattr(error, 'orig', None) or error}",
         reason="StorageFailed",
         hint="nothing of it is stored; free the disk or bring the database back, then try again",
+    )
+
+
+def _unknown(name: str) -> Unavailable:
+    return Unavailable(
+        f"{name} ends while the database has not said whether this call is stored",
+        reason="OutcomeUnknown",
+        hint="look whether it took effect before you try again",
     )
 
 

@@ -7,6 +7,10 @@ ends, and a term: a number that grows whenever the lock is taken. Every transact
 and holds it in place until it has ended. So a process that was cut off, lost the lock and does not know of it yet
 cannot write a word once another has taken over. The holder says every other second that it is well; one that does not
 for LEASE_S, because it hangs or its machine does, is cut off by whoever waits.
+
+A holder whose connection is lost takes the lock again for as long as its term stands. The server may not have noticed
+the loss, and still keep the lock for the lost connection: then the holder ends that session of its own. Only a higher
+term says that another process has taken over.
 """
 
 from __future__ import annotations
@@ -14,14 +18,14 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
-import select
+import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol, cast
 
 from servicekit.errors import Unavailable
 
@@ -35,6 +39,8 @@ LEASE_S = 10.0
 """How long a holder that says nothing keeps the right to write, when another process wants it."""
 HANDOVER_S = 15.0
 """How long a process that does not stand by waits for the one before it to be gone."""
+KEEPALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 11_000}
+"""Options of connections that notice within 11 s that the other side is gone without a word, as the server does."""
 _RENEW_S = 2.0
 _RETRY_S = 0.5
 _LOCK = 0x747261696E  # "train": the same in every database, which has one writer
@@ -47,6 +53,11 @@ _CUT_OFF_SILENT = """
 SELECT pg_terminate_backend(pid) FROM pg_locks, writership
 WHERE locktype = 'advisory' AND granted AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 AND (classid::bigint << 32 | objid::bigint) = %s AND renewed < now() - make_interval(secs => %s)"""
+_END_SESSION = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE (pid, backend_start) = (%s, %s) AND usename = current_user"""
+_MY_SESSION = "SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+_CHECK = "SELECT term, pg_current_xact_id()::text FROM writership FOR SHARE"
 _RENEW = "UPDATE writership SET renewed = now() WHERE term = %s"
 
 
@@ -60,8 +71,12 @@ class Writership(Protocol):
             RuntimeError: another process has it, and this one does not stand by for it.
         """
 
-    def check(self, connection: Connection) -> None:
+    def check(self, connection: Connection) -> str:
         """Holds it for the length of the transaction on this connection.
+
+        Returns:
+            The transaction's number, by which `servicekit.outcomes` finds what became of it; "" where a COMMIT always
+            says whether it succeeded.
 
         Raises:
             Unavailable: NotTheWriter: another process has taken over.
@@ -101,8 +116,8 @@ class FileWritership:
         file.flush()
         self._file = file
 
-    def check(self, connection: Connection) -> None:
-        pass  # nobody can take the lock of a process that lives
+    def check(self, connection: Connection) -> str:
+        return ""  # nobody can take the lock of a process that lives
 
     def release(self) -> None:
         if self._file is not None:
@@ -129,6 +144,7 @@ class PostgresWritership:
         self._closing, self._wake = socket.socketpair()
         self._keeper = threading.Thread(target=self._keep, name=f"{name}-writership", daemon=True)
         self._lock: psycopg.Connection | None = None
+        self._session: tuple[Any, ...] | None = None  # the server's name of the connection that holds the lock
         self._superseded = False
 
     def acquire(self) -> None:
@@ -139,11 +155,12 @@ class PostgresWritership:
                 logger.warning("another process writes the database", extra={"service": self._name, "holder": holder})
                 self._wait_for_lock(connection, holder)
             self._term = self._next_term(connection)
+            self._session = connection.execute(_MY_SESSION).fetchone()
         self._lock = connection
         self._keeper.start()
 
-    def check(self, connection: Connection) -> None:
-        term = connection.exec_driver_sql("SELECT term FROM writership FOR SHARE").scalar()
+    def check(self, connection: Connection) -> str:
+        term, transaction = connection.exec_driver_sql(_CHECK).one()
         if term != self._term:
             self._supersede()
             raise Unavailable(
@@ -151,6 +168,7 @@ class PostgresWritership:
                 reason="NotTheWriter",
                 hint="nothing was stored; call again, which reaches the process that writes now",
             )
+        return str(transaction)
 
     def release(self) -> None:
         if self._keeper.is_alive():
@@ -166,7 +184,11 @@ class PostgresWritership:
         # A holder whose machine is gone must not keep the lock for hours.
         keepalive = "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3"
         return psycopg.connect(
-            self._address, autocommit=True, connect_timeout=5, options=f"{keepalive} -c statement_timeout=0"
+            self._address,
+            autocommit=True,
+            connect_timeout=5,
+            options=f"{keepalive} -c statement_timeout=0",
+            **cast(Any, KEEPALIVE),
         )
 
     def _prepare(self, connection: psycopg.Connection) -> str:
@@ -205,8 +227,7 @@ class PostgresWritership:
     def _keep(self) -> None:
         """Says that it is well; takes the lock again when its connection ended, unless somebody else did."""
         while self._lock is not None:
-            descriptors = [self._lock.fileno(), self._closing.fileno()]
-            ready, _, _ = select.select(descriptors, [], [], _RENEW_S)
+            ready = _readable([self._lock.fileno(), self._closing.fileno()], _RENEW_S)
             if self._closing.fileno() in ready:
                 return
             if ready or not self._renew(self._lock):
@@ -224,22 +245,36 @@ class PostgresWritership:
         return True
 
     def _take_again(self) -> psycopg.Connection | None:
+        """The lock on a new connection; None when another process has taken over, or this one ends."""
         import psycopg
 
+        logger.warning("the connection that holds the writership is lost", extra={"service": self._name})
         while True:
             try:
                 connection = self._connect()
                 with _closed_on_error(connection):
-                    row = connection.execute("SELECT term FROM writership").fetchone()
-                    ours = row == (self._term,) and _try_lock(connection)
-                if ours:
+                    locked = self._lock_again(connection)
+                    # The term is read last: nobody can raise it while the lock is held here.
+                    ours = connection.execute("SELECT term FROM writership").fetchone() == (self._term,)
+                if ours and locked:
                     return connection
                 connection.close()
-                self._supersede()
-                return None
-            except psycopg.Error:
-                if select.select([self._closing], [], [], _RETRY_S)[0]:
+                if not ours:
+                    self._supersede()
                     return None
+            except psycopg.Error:
+                pass  # the database is away
+            if _readable([self._closing.fileno()], _RETRY_S):
+                return None
+
+    def _lock_again(self, connection: psycopg.Connection) -> bool:
+        """Whether the lock is taken. Who else may hold it: a session of this process that is lost and does not end."""
+        if self._session is not None:
+            connection.execute(_END_SESSION, self._session)
+        if not _try_lock(connection):
+            return False
+        self._session = connection.execute(_MY_SESSION).fetchone()
+        return True
 
     def _supersede(self) -> None:
         if not self._superseded:
@@ -255,6 +290,14 @@ def _closed_on_error(connection: psycopg.Connection) -> Iterator[None]:
     except BaseException:
         connection.close()
         raise
+
+
+def _readable(descriptors: Iterable[int], timeout_s: float) -> set[int]:
+    """Those that can be read, or are closed by the other side. `select` knows no descriptor above 1023."""
+    with selectors.DefaultSelector() as selector:
+        for descriptor in descriptors:
+            selector.register(descriptor, selectors.EVENT_READ)
+        return {key.fd for key, _ in selector.select(timeout_s)}
 
 
 def _try_lock(connection: psycopg.Connection) -> bool:

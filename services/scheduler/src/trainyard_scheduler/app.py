@@ -111,6 +111,6 @@ class Scheduler:
         if self._admitting is not None:
             self._admitting.cancel()
             await asyncio.gather(self._admitting, return_exceptions=True)
-        await self._ledger.close()
         await self._publisher.stop()
-        await self._store.close()
+        await self._store.close()  # answers every write, also one whose outcome a lost database keeps to itself
+        await self._ledger.close()

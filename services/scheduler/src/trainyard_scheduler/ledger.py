@@ -217,7 +217,7 @@ class Ledger:
         self._hub.open(newest or 0)
 
     async def close(self) -> None:
-        """Waits for the transitions that run."""
+        """Waits for the transitions that run: to be called once the store is closed, which answers them all."""
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def write(self, transition: Callable[[Transaction], T]) -> T:
