@@ -29,6 +29,7 @@ import psycopg
 import sqlalchemy
 from trainyard.home import home as default_home
 from trainyard.home import read_endpoint
+from trainyard.proc import open_process
 
 from scripts.testbed import fetch
 from scripts.testbed.databases import Postgres, Redis
@@ -226,13 +227,15 @@ def _ask(home: Path, action: str, name: str) -> dict[str, object]:
 
 def _down(home: Path) -> dict[str, object]:
     owner = read_endpoint(home)
-    if owner is None:
+    gone = open_process(owner.pid, owner.start_time) if owner is not None else None
+    if owner is None or gone is None:
         return {"error": f"no services run in {home}"}
-    gone = os.pidfd_open(owner.pid)
-    os.kill(owner.pid, signal.SIGTERM)
-    if not select.select([gone], [], [], _TIMEOUT_S)[0]:
-        return {"error": f"process {owner.pid} does not end"}
-    return {}
+    try:
+        signal.pidfd_send_signal(gone, signal.SIGTERM)
+        ended = bool(select.select([gone], [], [], _TIMEOUT_S)[0])
+    finally:
+        os.close(gone)
+    return {} if ended else {"error": f"process {owner.pid} does not end"}
 
 
 def _show(answer: dict[str, object]) -> int:

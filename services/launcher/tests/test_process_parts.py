@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from launcher_yard import running_yard
+from trainyard.home import boot_id, process_start_time
+from trainyard.proc import Process, process_of
 from trainyard.spec import Metadata, Secret, SecretKeyReference, SecretSource, Spec, TrainingJob
-from trainyard_launcher.backend import Facts, Launch
-from trainyard_launcher.backends.process import cgroups, gpus, sweep
+from trainyard_launcher.backend import Facts, Launch, NodeEnd
+from trainyard_launcher.backends.process import ProcessBackend, cgroups, gpus, sweep
 from trainyard_launcher.backends.process.agents import environment
 from trainyard_launcher.backends.process.folders import AttemptFolder, AttemptRecord, NodeFolder, NodeRecord
 from trainyard_launcher.registration import launcher_id
 from trainyard_launcher.secrets import SecretUnavailable, resolve
 from trainyard_protos.v1 import common_pb2, launcher_pb2
+
+from scripts.testbed.patience import PATIENCE_S
 
 FACTS = Facts("default", "job", "name", "attempt", 3, 2, 2, 30.5)
 
@@ -134,10 +141,80 @@ def test_sweeping_finds_descendants_that_cleaned_their_environment() -> None:
     with subprocess.Popen([sys.executable, "-c", code], env=environ, stdin=-1, stdout=-1) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
-        assert sweep.find(sweep.Target("swept")) == {parent.pid, child}
-        assert sweep.find(sweep.Target("swept", node=1)) == set()
+        assert sweep.find(sweep.Target("swept")).keys() == {parent.pid, child}
+        assert sweep.find(sweep.Target("swept", node=1)) == {}
         assert sweep.end_all(sweep.Target("swept", node=0), 10) == 2
-        assert sweep.find(sweep.Target("swept")) == set()
+        assert sweep.find(sweep.Target("swept")) == {}
+
+
+def session_of_one(folder: Path) -> tuple[sweep.Leader, int]:
+    """A session whose leader has ended, and a process in it, in a folder, without anything in its environment."""
+    code = "import os; print(open(f'/proc/{os.getpid()}/stat').read(), flush=True); input()"
+    script = f'env -i sleep 1000 > /dev/null & echo $!; exec {sys.executable} -c "{code}"'
+    with subprocess.Popen(["sh", "-c", script], cwd=folder, start_new_session=True, stdin=-1, stdout=-1) as leader:
+        assert leader.stdout is not None
+        member = int(leader.stdout.readline())
+        started = process_of(leader.pid)
+        assert started is not None and leader.stdout.readline()
+        leader.communicate(b"\n")
+    return sweep.Leader(started.pid, started.start_time), member
+
+
+def test_of_a_session_without_its_leader_only_what_uses_the_node_s_folder_is_ended(tmp_path: Path) -> None:
+    agent, member = session_of_one(tmp_path)
+    assert sweep.find(sweep.Target("gone", 0, agent, tmp_path / "elsewhere")) == {}
+    target = sweep.Target("gone", 0, agent, tmp_path)
+    assert sweep.find(target).keys() == {member}
+    assert sweep.end_all(target, PATIENCE_S) == 1
+
+
+@contextmanager
+def stranger_in(folder: Path) -> Iterator[Process]:
+    """A process in a session of its own, in a folder."""
+    with subprocess.Popen(["sleep", "1000"], cwd=folder, start_new_session=True) as stranger:
+        try:
+            started = process_of(stranger.pid)
+            assert started is not None
+            yield started
+        finally:
+            stranger.kill()
+
+
+def test_a_session_s_pid_that_was_reused_names_nothing_of_an_attempt(tmp_path: Path) -> None:
+    with stranger_in(tmp_path) as started:
+        earlier = sweep.Leader(started.pid, started.start_time - 1)
+        assert sweep.find(sweep.Target("gone", 0, earlier, tmp_path)) == {}
+        own = sweep.Leader(started.pid, started.start_time)
+        assert sweep.find(sweep.Target("gone", 0, own, tmp_path)).keys() == {started.pid}
+
+
+class Heard:
+    """An observer that waits for one end."""
+
+    def __init__(self) -> None:
+        self.end: asyncio.Future[NodeEnd] = asyncio.get_running_loop().create_future()
+
+    def ended(self, end: NodeEnd) -> None:
+        self.end.set_result(end)
+
+    def remark(self, attempt_id: str, reason: str, message: str) -> None:
+        raise AssertionError(message)
+
+
+async def test_a_process_that_got_a_dead_agent_s_pid_is_left_alone(tmp_path: Path) -> None:
+    folder = AttemptFolder(tmp_path / "attempts" / FACTS.attempt_id)
+    folder.write(AttemptRecord(replace(FACTS, nodes=1), (NodeRecord(),), 4242, 17))
+    folder.node(0).path.mkdir()
+    with stranger_in(tmp_path) as started:
+        record = {"pid": started.pid, "start_time": started.start_time - 1, "boot_id": boot_id()}
+        (folder.node(0).path / "started").write_text(json.dumps(record))
+        backend, observer = ProcessBackend(tmp_path), Heard()
+        try:
+            await backend.open(observer)
+            assert (await asyncio.wait_for(observer.end, PATIENCE_S)).exit is None
+        finally:
+            await backend.close()
+        assert process_start_time(started.pid) == started.start_time
 
 
 UNIFIED = "cgroup2 {root} cgroup2 rw 0 0\n"

@@ -179,7 +179,7 @@ async def test_a_command_that_does_not_exist_is_refused_by_name(yard: Yard) -> N
 
 async def test_a_shell_takes_everything_along_when_its_user_hangs_up(yard: Yard, tmp_path: Path) -> None:
     attempt = await yard.run(FOREVER)
-    before = sweep.find(sweep.Target(attempt))
+    before = sweep.find(sweep.Target(attempt)).keys()
 
     async def inputs() -> AsyncIterator[Input]:
         script = "trap '' HUP TERM; sleep 1000 & echo ready; wait"
@@ -188,7 +188,7 @@ async def test_a_shell_takes_everything_along_when_its_user_hangs_up(yard: Yard,
 
     call = yard.user.Shell(inputs())
     assert b"ready" in (await anext(aiter(call))).data
-    members = sweep.find(sweep.Target(attempt)) - before
+    members = sweep.find(sweep.Target(attempt)).keys() - before
     assert len(members) >= 2
     call.cancel()
     await asyncio.to_thread(_all_gone, members)
@@ -301,10 +301,10 @@ async def test_a_node_that_failed_is_not_stopped_with_its_peers(yard: Yard) -> N
 
 
 def _all_gone(pids: set[int]) -> None:
-    sweep.end(lambda: pids & _alive(pids), WAIT_S, "a shell that was hung up")
+    sweep.end(lambda: _alive(pids), WAIT_S, "a shell that was hung up")
 
 
-def _alive(pids: set[int]) -> set[int]:
+def _alive(pids: set[int]) -> sweep.Members:
     from trainyard.home import process_start_time
 
-    return {pid for pid in pids if process_start_time(pid) is not None}
+    return {pid: started for pid in pids if (started := process_start_time(pid)) is not None}

@@ -7,6 +7,7 @@ import signal
 
 import psutil
 import pytest
+from trainyard.home import process_start_time
 
 from scripts.testbed.patience import PATIENCE_S
 
@@ -152,7 +153,9 @@ async def test_a_signal_to_the_agent_stops_the_workers(attempt, yard, number):
 
 async def test_a_node_ends_with_the_process_it_is_tied_to(attempt, yard):
     owner = await asyncio.create_subprocess_exec("sleep", "60")
-    run = attempt(["sh", "-c", "echo ready; sleep 3600"], tied_to_pid=owner.pid)
+    run = attempt(
+        ["sh", "-c", "echo ready; sleep 3600"], tied_to_pid=owner.pid, tied_to_start_time=process_start_time(owner.pid)
+    )
     await run.start()
     await yard.launcher.wait_for_line("ready")
     owner.kill()

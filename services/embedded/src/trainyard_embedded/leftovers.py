@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
+
+from trainyard.proc import Process, process_of, send_signal
 
 RUNS_FOLDER = "offline"
 
@@ -23,6 +25,7 @@ class Leftovers:
         self._home = home
         self._ca_file = ca_file
         self._shipper: asyncio.subprocess.Process | None = None
+        self._started: Process | None = None
 
     async def deliver(self) -> None:
         """Starts the delivery, when there is anything."""
@@ -32,10 +35,11 @@ class Leftovers:
         environ = os.environ | ({"TRAINYARD_CA_FILE": str(self._ca_file)} if self._ca_file else {})
         command = (sys.executable, "-m", "trainyard.agent.ship", str(runs))
         self._shipper = await asyncio.create_subprocess_exec(*command, env=environ, stdin=asyncio.subprocess.DEVNULL)
+        self._started = process_of(self._shipper.pid)
 
     async def stop(self) -> None:
         """Ends the delivery; what is left waits for the next yard."""
         if self._shipper is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._shipper.terminate()
+            if self._started is not None:
+                send_signal(self._started.pid, self._started.start_time, signal.SIGTERM)
             await self._shipper.wait()

@@ -5,19 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 
-from trainyard.home import process_start_time
+from trainyard.proc import open_process
 
 
 async def ended(pid: int, start_time: int) -> None:
     """Returns when the process is gone. The kernel tells; nothing is polled."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except ProcessLookupError:
+    descriptor = open_process(pid, start_time)
+    if descriptor is None:
         return
     try:
-        # The pid could have been taken by another process before the descriptor was opened; not after.
-        if start_time and process_start_time(pid) != start_time:
-            return
         loop = asyncio.get_running_loop()
         gone = asyncio.Event()
         loop.add_reader(descriptor, gone.set)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trainyard.agent.spawn import Command, start
+from trainyard.proc import Process, processes, send_signal
 
 KILL_TIMEOUT_S = 10.0
 
@@ -66,10 +67,10 @@ class Reaper:
         """Kills whatever is left below this process; returns what could not be killed in time."""
         try:
             async with asyncio.timeout(timeout_s):
-                while left := list(descendants(os.getpid())):
+                while left := list(_below(os.getpid())):
                     self._reaped.clear()
-                    for pid in left:
-                        signal_process(pid, signal.SIGKILL)
+                    for process in left:
+                        send_signal(process.pid, process.start_time, signal.SIGKILL)
                     self._reap()
                     if list(descendants(os.getpid())):
                         self._reaped.clear()
@@ -81,45 +82,31 @@ class Reaper:
 
 def descendants(pid: int) -> Iterator[int]:
     """Every living process below `pid`, children first. Zombies have nothing left to kill."""
-    children = _children_by_parent()
-    pending = [pid]
-    while pending:
-        for child in children.get(pending.pop(0), ()):
-            pending.append(child)
-            yield child
+    return (process.pid for process in _below(pid))
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Sends a signal to the process group that `pid` leads, if there still is one."""
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
+    """Sends a signal to every process of the group that a child of this process, `pid`, began.
+
+    Not with `killpg`: a group that has ended may have left its number to processes of somebody else. Everything that a
+    worker started stays below this process, which adopts orphans, so the group's processes are those found there.
+    """
+    told: set[tuple[int, int]] = set()
+    while (
+        group := {(process.pid, process.start_time) for process in _below(os.getpid()) if process.group == pid} - told
+    ):  # what is told may be starting others meanwhile
+        for member in group:
+            send_signal(*member, number)
+        told |= group
 
 
-def signal_process(pid: int, number: int) -> None:
-    """Sends a signal to a process, if it still is there."""
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        return
-
-
-def _children_by_parent() -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208 (names alone; a Path for each would cost more than the look)
-        if name.isdecimal():
-            state, parent = _state_and_parent(name)
-            if state not in "ZX":
-                children.setdefault(parent, []).append(int(name))
-    return children
-
-
-def _state_and_parent(pid: str) -> tuple[str, int]:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return "X", 0
-    fields = stat[stat.rindex(b")") + 2 :].split(maxsplit=2)
-    return fields[0].decode(), int(fields[1])
+def _below(pid: int) -> Iterator[Process]:
+    children: dict[int, list[Process]] = {}
+    for process in processes():
+        if not process.ended:
+            children.setdefault(process.parent, []).append(process)
+    pending = [pid]
+    while pending:
+        for child in children.get(pending.pop(0), ()):
+            pending.append(child.pid)
+            yield child

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from trainyard.proc import Process, processes, send_signal
+
 END = "--end"
 MARK = "TRAINYARD_SHELL"
 NOT_FOUND = 127
@@ -54,19 +56,19 @@ def login_shell(environ: dict[str, str]) -> str:
 def end(identity: str) -> int:
     """SIGHUP, then SIGKILL to everything of a shell that its user has left."""
     for number in (signal.SIGHUP, signal.SIGCONT, signal.SIGKILL):
-        for pid in marked(identity):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        for process in marked(identity):
+            send_signal(process.pid, process.start_time, number)
     return 0
 
 
-def marked(identity: str) -> Iterator[int]:
+def marked(identity: str) -> Iterator[Process]:
     """The processes that belong to a shell."""
     mark = f"{MARK}={identity}".encode()
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            if int(entry.name) != os.getpid() and mark in (entry / "environ").read_bytes().split(b"\0"):
-                yield int(entry.name)
+    for process in processes():
+        with contextlib.suppress(OSError):
+            environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+            if process.pid != os.getpid() and mark in environ.split(b"\0"):
+                yield process
 
 
 if __name__ == "__main__":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from trainyard.proc import Process, process_of, send_signal
 
 from trainyard_metrics.storage.files import Damaged
 from trainyard_metrics.storage.made import Made, made_of
@@ -34,6 +36,7 @@ class Compactor:
         self._deadline_s = deadline_s
         self._idle_s = idle_s
         self._process: asyncio.subprocess.Process | None = None
+        self._seen: Process | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._one = asyncio.Lock()
         self._ending: set[asyncio.Task[None]] = set()
@@ -98,6 +101,7 @@ class Compactor:
                 stdout=asyncio.subprocess.PIPE,
                 limit=_MAX_ANSWER,
             )
+            self._seen = process_of(self._process.pid)
         return self._process
 
     def _end_soon(self) -> None:
@@ -113,8 +117,8 @@ class Compactor:
         process, self._process = self._process, None
         if process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
+        if self._seen is not None:
+            send_signal(self._seen.pid, self._seen.start_time, signal.SIGKILL)
         await process.wait()
 
 

@@ -12,6 +12,7 @@ import typer
 from trainyard import errors, home
 from trainyard.cli.arguments import Output
 from trainyard.cli.output import Format
+from trainyard.proc import open_process
 
 if TYPE_CHECKING:
     from trainyard_protos.v1 import scheduler_pb2, yard_pb2
@@ -97,10 +98,10 @@ def down(
 
     folder = home.home()
     running = home.read_endpoint(folder)
-    if running is None:
+    gone = open_process(running.pid, running.start_time) if running is not None else None
+    if running is None or gone is None:
         say(f"no yard is running in {folder}")
         return
-    gone = os.pidfd_open(running.pid)
     try:
         jobs = asyncio.run(_shut_down(stop_jobs, ask=not yes))
         _wait_for(gone, running, folder)

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from trainyard.proc import open_process, process_of, send_signal
+
 from trainyard_launcher.backends.process.folders import NodeFolder
 
 AGENT = (sys.executable, "-m", "trainyard.agent")
@@ -62,32 +64,44 @@ async def salvage(folder: NodeFolder, environ: Mapping[str, str]) -> None:
         process = await asyncio.create_subprocess_exec(
             *SALVAGE, str(folder.path), env=dict(environ), stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
+    started = process_of(process.pid)
     try:
         await asyncio.wait_for(process.wait(), SALVAGE_S)
     except TimeoutError:
-        process.kill()
+        if started is not None:
+            send_signal(started.pid, started.start_time, signal.SIGKILL)
         await process.wait()
 
 
 class Watch:
-    """Calls back once when a process has ended, child or not.
+    """Calls back once when a process has ended. A child stays a zombie until `reap`."""
 
-    Raises:
-        ProcessLookupError: there is no such process.
-    """
-
-    def __init__(self, pid: int, on_end: Callable[[], None], child: subprocess.Popen[bytes] | None = None) -> None:
-        self.pid = pid
-        self._pidfd = os.pidfd_open(pid)
+    def __init__(self, pidfd: int, on_end: Callable[[], None], child: subprocess.Popen[bytes] | None) -> None:
+        self._pidfd = pidfd
         self._on_end = on_end
         self._child = child
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._pidfd, self._ended)
 
+    @classmethod
+    def child(cls, child: subprocess.Popen[bytes], on_end: Callable[[], None]) -> Watch:
+        """Of a child that nobody has waited for: it has its pid as long as that is so."""
+        return cls(os.pidfd_open(child.pid), on_end, child)
+
+    @classmethod
+    def other(cls, pid: int, start_time: int, on_end: Callable[[], None]) -> Watch:
+        """Of a process that another instance of the launcher started.
+
+        Raises:
+            ProcessLookupError: it has ended.
+        """
+        pidfd = open_process(pid, start_time)
+        if pidfd is None:
+            raise ProcessLookupError(f"the process {pid} that was started at {start_time} has ended")
+        return cls(pidfd, on_end, None)
+
     def _ended(self) -> None:
-        self.close()
-        if self._child is not None:
-            self._child.wait()  # has ended: only reaps it
+        self._stop_watching()
         self._on_end()
 
     def signal(self, number: int) -> None:
@@ -95,11 +109,18 @@ class Watch:
         with contextlib.suppress(ProcessLookupError, OSError):
             signal.pidfd_send_signal(self._pidfd, number)
 
+    def reap(self) -> None:
+        """Takes the exit status of a child that has ended."""
+        if self._child is not None:
+            self._child.poll()
+
     def close(self) -> None:
         """Stops watching; the process goes on."""
+        self._stop_watching()
+        self.reap()
+
+    def _stop_watching(self) -> None:
         if self._pidfd >= 0:
             self._loop.remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
-        if self._child is not None and self._child.returncode is None:
-            self._child.poll()

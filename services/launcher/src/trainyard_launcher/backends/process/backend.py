@@ -134,7 +134,7 @@ class ProcessBackend:
             started = await self._who(attempt_id, index)
             if started is None:
                 unstarted.append(index)
-            elif started.alive and self._watch(attempt_id, index, started.pid):
+            elif started.alive and self._watch_agent(attempt_id, index, started):
                 continue
             elif folder.node(index).exit() is None:
                 lost.append((attempt_id, index))
@@ -170,8 +170,10 @@ class ProcessBackend:
             raise StartError(f"cannot start on {self._settings.machine}: {error}") from error
         for index in range(launch.facts.nodes):
             child = children.get(index)
-            if child is None or not self._watch(attempt_id, index, child.pid, child):
+            if child is None:
                 self._look(attempt_id, index)
+            else:
+                self._keep(attempt_id, index, Watch.child(child, self._looking(attempt_id, index)))
         return self._limits_note()
 
     def _tell_what_is_left_alone(self, launch: Launch) -> None:
@@ -241,26 +243,36 @@ class ProcessBackend:
 
     # Watching
 
-    def _watch(self, attempt_id: str, index: int, pid: int, child: subprocess.Popen[bytes] | None = None) -> bool:
-        """Whether the process is there to be watched."""
+    def _watch_agent(self, attempt_id: str, index: int, started: Started) -> bool:
+        """Whether an agent that says it was started is there to be watched."""
         try:
-            watch = Watch(pid, lambda: self._look(attempt_id, index), child)
+            watch = Watch.other(started.pid, started.start_time, self._looking(attempt_id, index))
         except ProcessLookupError:
             return False
+        self._keep(attempt_id, index, watch)
+        return True
+
+    def _keep(self, attempt_id: str, index: int, watch: Watch) -> None:
         if (earlier := self._watches.pop((attempt_id, index), None)) is not None:
             earlier.close()
         self._watches[attempt_id, index] = watch
-        return True
+
+    def _looking(self, attempt_id: str, index: int) -> Callable[[], None]:
+        return lambda: self._look(attempt_id, index)
 
     def _look(self, attempt_id: str, index: int) -> None:
-        self._watches.pop((attempt_id, index), None)
-        self._background.run(self._look_again(attempt_id, index), f"end of {attempt_id}/{index}")
+        watch = self._watches.pop((attempt_id, index), None)
+        self._background.run(self._look_again(attempt_id, index, watch), f"end of {attempt_id}/{index}")
 
-    async def _look_again(self, attempt_id: str, index: int) -> None:
+    async def _look_again(self, attempt_id: str, index: int, watch: Watch | None) -> None:
         """An agent has ended, or was not there: another may hold the node (a doubled start), else the node is over."""
-        started = await self._who(attempt_id, index)
-        if started is None or not started.alive or not self._watch(attempt_id, index, started.pid):
-            await self._deliver(attempt_id, index)
+        try:
+            started = await self._who(attempt_id, index)
+            if started is None or not (started.alive and self._watch_agent(attempt_id, index, started)):
+                await self._deliver(attempt_id, index)
+        finally:
+            if watch is not None:
+                watch.reap()  # not before its session was swept: as a zombie it keeps its pid
 
     async def _who(self, attempt_id: str, index: int) -> Started | None:
         return await self._in_thread(self._folder(attempt_id).node(index).started)
@@ -284,7 +296,8 @@ class ProcessBackend:
         folder = self._folder(attempt_id).node(index)
         started = folder.started()
         same_boot = started is not None and started.pid > 0 and started.boot_id == boot_id()
-        self._sweep(sweep.Target(attempt_id, index, started.pid if started and same_boot else 0, node.cgroups))
+        agent = sweep.Leader(started.pid, started.start_time) if started is not None and same_boot else None
+        self._sweep(sweep.Target(attempt_id, index, agent, folder.path, node.cgroups))
         end = NodeEnd(attempt_id, index, folder.exit(), cgroups.out_of_memory(node.cgroups))
         cgroups.remove(node.cgroups)
         return end

@@ -8,25 +8,34 @@ import fcntl
 import os
 import pty
 import shutil
-import signal
 import struct
 import sys
 import termios
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+from servicekit.ids import new_id
+from trainyard.proc import process_of
+
 from trainyard_launcher.backend import ShellRequest, StartError
 from trainyard_launcher.backends.process import sweep
 
 _READ_BYTES = 64 * 1024
+MARK = "TRAINYARD_SHELL"
+"""The variable that names a shell, for everything it starts: its session alone would not name it for good."""
 _TTY_HELPER = Path(__file__).with_name("tty.py")
 
 
 class ProcessShell:
     """A command in a session of its own, whose end takes everything of the session along."""
 
-    def __init__(self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, terminal: int | None) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, mark: str, reader: asyncio.StreamReader, terminal: int | None
+    ) -> None:
         self._process = process
+        self._mark = mark
+        started = process_of(process.pid)
+        self._leader = sweep.Leader(started.pid, started.start_time) if started is not None else None
         self._reader = reader
         self._terminal = terminal  # our side of the pseudo-terminal, for input and size
 
@@ -37,16 +46,18 @@ class ProcessShell:
         Raises:
             StartError: there is no such command, or the worker's folder is gone.
         """
+        mark = new_id()
+        environ = {**environ, MARK: mark}
         command = list(request.command) or [_login_shell(environ)]
         if shutil.which(command[0], path=environ.get("PATH")) is None:
             raise StartError(f"there is no command '{command[0]}' in the worker's PATH")
         try:
             if request.tty:
-                return await cls._open_tty(request, command, cwd, environ)
+                return await cls._open_tty(request, mark, command, cwd, environ)
             process = await asyncio.create_subprocess_exec(
                 *command,
                 cwd=cwd,
-                env=dict(environ),
+                env=environ,
                 start_new_session=True,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -55,11 +66,11 @@ class ProcessShell:
         except OSError as error:
             raise StartError(f"cannot run '{command[0]}' in {cwd}: {error.strerror}") from error
         assert process.stdout is not None
-        return cls(process, process.stdout, None)
+        return cls(process, mark, process.stdout, None)
 
     @classmethod
     async def _open_tty(
-        cls, request: ShellRequest, command: list[str], cwd: Path, environ: Mapping[str, str]
+        cls, request: ShellRequest, mark: str, command: list[str], cwd: Path, environ: Mapping[str, str]
     ) -> ProcessShell:
         ours, theirs = pty.openpty()
         try:
@@ -78,7 +89,7 @@ class ProcessShell:
         loop = asyncio.get_running_loop()
         file = os.fdopen(os.dup(ours), "rb", buffering=0)
         await loop.connect_read_pipe(lambda: _TerminalProtocol(reader), file)
-        return cls(process, reader, ours)
+        return cls(process, mark, reader, ours)
 
     async def output(self) -> AsyncIterator[bytes]:
         """What the command writes, until it has ended."""
@@ -113,15 +124,18 @@ class ProcessShell:
 
     async def close(self) -> None:
         """Ends the command and everything of its session."""
-        pid = self._process.pid
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGHUP)
-        await asyncio.to_thread(sweep.end, lambda: sweep.session_members(pid), 10, "a shell")
+        await asyncio.to_thread(self._end_all)
         await self._process.wait()
         if self._terminal is not None:
             os.close(self._terminal)
             self._terminal = None
+
+    def _end_all(self) -> None:
+        sweep.hang_up(self._members())
+        sweep.end(self._members, 10, "a shell")
+
+    def _members(self) -> sweep.Members:
+        return sweep.find_shell(self._mark, self._leader)
 
 
 class _TerminalProtocol(asyncio.StreamReaderProtocol):

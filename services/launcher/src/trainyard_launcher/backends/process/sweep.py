@@ -3,6 +3,9 @@
 A process belongs to an attempt when it sits in one of its cgroups, has its id in the environment it was started with,
 is in the session of its agent, or descends from one that does. New sessions, new process groups and ignored signals
 change nothing of this.
+
+What is found is named by pid and start time. The start time is read before whatever shows that the process belongs,
+and compared again when it is killed, so a pid that another process got in between is left alone.
 """
 
 from __future__ import annotations
@@ -13,14 +16,28 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from trainyard.proc import Process, open_process, processes, send_signal
 
 logger = logging.getLogger(__name__)
 
 _ATTEMPT = b"TRAINYARD_ATTEMPT_ID="
 _NODE = b"TRAINYARD_NODE="
+_SHELL = b"TRAINYARD_SHELL="
+
+Members = Mapping[int, int]
+"""Processes: start time by pid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The process that began a session: its pid is the session's id."""
+
+    pid: int
+    start_time: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +46,16 @@ class Target:
 
     Args:
         node: None for all nodes.
-        session: session of the agent, only while its pid cannot have been reused; 0 for unknown.
+        agent: the agent, as it wrote down in this boot of the machine; None for unknown.
+        folder: the node's folder.
         cgroups: folders of its cgroups.
     """
 
     attempt_id: str
     node: int | None = None
-    session: int = 0
+    agent: Leader | None = None
+    folder: Path | None = None
     cgroups: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    parent: int
-    session: int
 
 
 def end_all(target: Target, timeout_s: float) -> int:
@@ -54,7 +67,7 @@ def end_all(target: Target, timeout_s: float) -> int:
     return end(lambda: find(target), timeout_s, f"attempt {target.attempt_id}")
 
 
-def end(members: Callable[[], set[int]], timeout_s: float, what: str) -> int:
+def end(members: Callable[[], Members], timeout_s: float, what: str) -> int:
     """Kills what `members` finds until it finds nothing more: what is killed may be starting others meanwhile."""
     deadline = time.monotonic() + timeout_s
     killed = 0
@@ -65,15 +78,16 @@ def end(members: Callable[[], set[int]], timeout_s: float, what: str) -> int:
     return killed
 
 
-def _kill_and_wait(pids: Iterable[int], deadline: float) -> int:
+def _kill_and_wait(members: Members, deadline: float) -> int:
     with contextlib.ExitStack() as open_files:
         poll = select.poll()
         waiting = set()
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                pidfd = os.pidfd_open(pid)
+        for pid, start_time in members.items():
+            pidfd = open_process(pid, start_time)
+            if pidfd is not None:
                 open_files.callback(os.close, pidfd)
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 poll.register(pidfd, select.POLLIN)
                 waiting.add(pidfd)
         killed = len(waiting)
@@ -84,13 +98,32 @@ def _kill_and_wait(pids: Iterable[int], deadline: float) -> int:
         return killed
 
 
-def find(target: Target) -> set[int]:
-    """Pids of a target, now."""
-    processes = _table()
+def find(target: Target) -> Members:
+    """The processes of a target, now."""
+    table = _table()
     found = {pid for folder in target.cgroups for pid in _cgroup_members(Path(folder))}
-    found |= {pid for pid, process in processes.items() if target.session and process.session == target.session}
-    found |= {pid for pid in processes if pid not in found and _belongs(_environ(pid), target)}
-    return (_with_descendants(found, processes) & processes.keys()) - {os.getpid()}
+    found |= _session(table, target.agent, target.folder)
+    found |= {pid for pid in table if pid not in found and _belongs(_environ(pid), target)}
+    return _with_descendants(found, table)
+
+
+def find_shell(mark: str, leader: Leader | None) -> Members:
+    """The processes of a shell.
+
+    Args:
+        mark: TRAINYARD_SHELL of its environment.
+        leader: its first process; None when that had ended before it could be looked at.
+    """
+    table = _table()
+    found = _session(table, leader, None)
+    found |= {pid for pid in table if pid not in found and _SHELL + mark.encode() in _environ(pid)}
+    return _with_descendants(found, table)
+
+
+def hang_up(members: Members) -> None:
+    """Sends SIGHUP to all of them."""
+    for pid, start_time in members.items():
+        send_signal(pid, start_time, signal.SIGHUP)
 
 
 def attempts_alive() -> set[str]:
@@ -103,9 +136,32 @@ def attempts_alive() -> set[str]:
     return ids
 
 
-def session_members(session: int) -> set[int]:
-    """Pids of the processes of a session."""
-    return {pid for pid, process in _table().items() if process.session == session}
+def _session(table: Mapping[int, Process], leader: Leader | None, folder: Path | None) -> set[int]:
+    """The processes of the session that `leader` began.
+
+    The kernel gives nobody a pid that is still the id of a session. So while the leader is there, if only as a zombie,
+    everything in the session is its own; when another process has its pid, nothing is. When the leader is gone, a
+    session of that id may have been begun by a later process that had the pid, and has ended as well: then only what
+    uses the node's folder belongs.
+    """
+    if leader is None:
+        return set()
+    first = table.get(leader.pid)
+    if first is not None and first.start_time != leader.start_time:
+        return set()
+    members = {pid for pid, process in table.items() if process.session == leader.pid}
+    if first is not None or not members:
+        return members
+    return {pid for pid in members if folder is not None and _uses(pid, folder)}
+
+
+def _uses(pid: int, folder: Path) -> bool:
+    """Whether a process is in a folder, or writes its output there."""
+    for link in ("cwd", "fd/1", "fd/2"):
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/{link}").readlink().is_relative_to(folder):
+                return True
+    return False
 
 
 def _belongs(environ: list[bytes], target: Target) -> bool:
@@ -114,9 +170,10 @@ def _belongs(environ: list[bytes], target: Target) -> bool:
     return target.node is None or _NODE + str(target.node).encode() in environ
 
 
-def _with_descendants(roots: set[int], processes: dict[int, _Process]) -> set[int]:
+def _with_descendants(roots: set[int], table: Mapping[int, Process]) -> Members:
+    """These processes and everything below them: what runs, this process left out."""
     children: dict[int, list[int]] = {}
-    for pid, process in processes.items():
+    for pid, process in table.items():
         children.setdefault(process.parent, []).append(pid)
     found, todo = set(roots), list(roots)
     while todo:
@@ -124,20 +181,13 @@ def _with_descendants(roots: set[int], processes: dict[int, _Process]) -> set[in
             if child not in found:
                 found.add(child)
                 todo.append(child)
-    return found
+    running = (table[pid] for pid in found - {os.getpid()} if pid in table)
+    return {process.pid: process.start_time for process in running if not process.ended}
 
 
-def _table() -> dict[int, _Process]:
-    """Every process of this machine that is not a zombie."""
-    table = {}
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError, ValueError):
-                stat = Path(entry.path, "stat").read_text()
-                state, parent, _group, session = stat[stat.rindex(")") + 2 :].split()[:4]
-                if state not in "ZX":
-                    table[int(entry.name)] = _Process(int(parent), int(session))
-    return table
+def _table() -> dict[int, Process]:
+    """Every process of this machine by pid."""
+    return {process.pid: process for process in processes()}
 
 
 def _environ(pid: int) -> list[bytes]:
