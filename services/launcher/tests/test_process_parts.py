@@ -101,6 +101,23 @@ def test_visible_devices_are_read_as_cuda_does(wanted: str | None, indices: list
 
 def test_the_launchers_id_is_kept(tmp_path: Path) -> None:
     assert launcher_id(tmp_path) == launcher_id(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["launcher-id"]
+
+
+def test_the_launchers_id_is_on_disk_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino) or sync(descriptor))
+    launcher_id(tmp_path)
+    assert synced == [(tmp_path / "launcher-id").stat().st_ino, tmp_path.stat().st_ino]
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", bytes(37)], ids=["empty", "blank", "zeros"])
+def test_a_damaged_id_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "launcher-id").write_bytes(content)
+    with pytest.raises(RuntimeError, match=r"launcher-id is damaged.*remove the file"):
+        launcher_id(tmp_path)
+    assert (tmp_path / "launcher-id").read_bytes() == content
 
 
 def job_with(**source: str | SecretKeyReference) -> TrainingJob:

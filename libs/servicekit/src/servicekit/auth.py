@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hmac
 import math
-import os
 import secrets
 import time
 from contextvars import ContextVar
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from servicekit.disk import create_once
 from servicekit.errors import PermissionDenied, Unauthenticated
 
 if TYPE_CHECKING:
@@ -110,24 +110,6 @@ def require_workspace(workspace: str) -> str:
     return wanted
 
 
-def _create_private(path: Path, content: bytes) -> bytes:
-    """Content of a file that only its owner may read, made at first use. Safe when two processes start at once."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return path.read_bytes()
-    finally:
-        temporary.unlink()
-    return content
-
-
 def bearer_token(home: Path) -> str:
     """The users' token of this yard, made at first start, readable by its owner alone.
 
@@ -140,7 +122,7 @@ def bearer_token(home: Path) -> str:
         if len(token) < _TOKEN_MIN:
             raise ValueError(f"{path} holds no token: remove it, and the next start makes a new one")
         return token
-    return _create_private(path, secrets.token_urlsafe(32).encode()).decode().strip()
+    return create_once(path, secrets.token_urlsafe(32).encode()).decode().strip()
 
 
 class AttemptVerifier:
@@ -221,7 +203,7 @@ class AttemptTokens(AttemptVerifier):
         if path.exists() or not create:
             pem = path.read_bytes()
         else:
-            pem = _create_private(
+            pem = create_once(
                 path,
                 Ed25519PrivateKey.generate().private_bytes(
                     serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
@@ -232,7 +214,7 @@ class AttemptTokens(AttemptVerifier):
             raise ValueError(f"{path} does not hold an Ed25519 key: move it away and start again")
         public = path.with_name(PUBLIC_KEY_FILE)
         if not public.exists():
-            _create_private(
+            create_once(
                 public,
                 key.public_key().public_bytes(
                     serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo

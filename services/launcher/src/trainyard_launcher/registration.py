@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import secrets
+import re
 from pathlib import Path
 
 import grpc
+from servicekit.disk import create_once
 from servicekit.ids import new_id
 from trainyard.home import LAUNCHER_ID_FILE
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
@@ -19,16 +19,26 @@ from trainyard_launcher.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
+
 
 def launcher_id(home: Path) -> str:
-    """The stable id of this home's launcher, made at first use."""
+    """The stable id of this home's launcher, made at first use.
+
+    Raises:
+        RuntimeError: the file holds none. A new id would abandon the attempts that run: only who has their id may say
+            what became of them.
+    """
     path = home / LAUNCHER_ID_FILE
-    if not path.exists():
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-        draft.write_text(new_id() + "\n")
-        draft.rename(path)
-    return path.read_text().strip()
+    content = path.read_bytes() if path.exists() else create_once(path, f"{new_id()}\n".encode())
+    found = content.decode(errors="replace").strip()
+    if not _ID.fullmatch(found):
+        raise RuntimeError(
+            f"{path} is damaged: it holds no launcher id. Attempts that still run are found by it: put it back from a "
+            "backup, or write the id into it that events of this yard's jobs name as launcher/<id>. When none runs, "
+            "remove the file, and a new id is made at the next start"
+        )
+    return found
 
 
 async def keep_registered(
