@@ -59,8 +59,8 @@ class Ingestor:
         self._channels.append(channel)
         return MetricsAdminServiceStub(channel)
 
-    def attempt(self, number, *, job="job", fence=1):
-        token, _ = self.tokens.mint("default", job, run_id(number), fence, 60)
+    def attempt(self, number, *, job="job", fence=1, delivery=False):
+        token, _ = self.tokens.mint("default", job, run_id(number), fence, 60, delivery=delivery)
         return self._stub(token)
 
     def _stub(self, token):

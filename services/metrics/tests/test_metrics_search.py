@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from servicekit.auth import Principal
 from servicekit.errors import InvalidArgument
 from servicekit.store import Store
 from sqlmodel import Session
@@ -66,7 +67,7 @@ def store_run(session, run):
     opened = pb.Run(id=run["id"], workspace="default", job_id=run["job"], fence=run["attempt"], name=run["name"])
     opened.created_ns, opened.notes, opened.params = run["created"], run["notes"], json.dumps(run["params"])
     opened.tags.update(run["tags"])
-    runs.open_run(session, opened, Settings())
+    runs.open_run(session, opened, Settings(), Principal("user"))
     summary = Summary()
     for name, by_rank in run["metrics"].items():
         for rank, value in by_rank.items():

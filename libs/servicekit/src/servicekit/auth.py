@@ -25,6 +25,7 @@ PRIVATE_KEY_FILE = "attempt.key"
 PUBLIC_KEY_FILE = "attempt.pub"
 _ISSUER = "trainyard"
 _ALGORITHM = "EdDSA"
+_DELIVERY = "delivery"
 _TOKEN_MIN = 16  # characters; ours have 43
 
 
@@ -32,7 +33,8 @@ _TOKEN_MIN = 16  # characters; ours have 43
 class Principal:
     """The caller of a method."""
 
-    kind: Literal["user", "attempt"]
+    kind: Literal["user", "attempt", "delivery"]
+    """`delivery`: the launcher, for an attempt that is over and whose records are not all delivered."""
     workspace: str = ""  # "" for a user: every workspace
     job_id: str = ""
     attempt_id: str = ""
@@ -166,7 +168,7 @@ class AttemptVerifier:
                 options={"require": ["exp", "iss", "sub"], "verify_exp": False},
             )
             return Principal(
-                "attempt",
+                "delivery" if claims.get("use") == _DELIVERY else "attempt",
                 str(claims["ws"]),
                 str(claims["job"]),
                 str(claims["sub"]),
@@ -222,12 +224,18 @@ class AttemptTokens(AttemptVerifier):
             )
         return cls(key)
 
-    def mint(self, workspace: str, job_id: str, attempt_id: str, fence: int, ttl_s: float) -> tuple[str, int]:
-        """A token for one attempt, and when it expires (nanoseconds since the epoch)."""
+    def mint(
+        self, workspace: str, job_id: str, attempt_id: str, fence: int, ttl_s: float, *, delivery: bool = False
+    ) -> tuple[str, int]:
+        """A token for one attempt, and when it expires (nanoseconds since the epoch).
+
+        Args:
+            delivery: for the launcher itself, which delivers what an attempt that is over had not delivered.
+        """
         import jwt
 
         expires_s = time.time() + ttl_s
-        claims = {
+        claims: dict[str, object] = {
             "iss": _ISSUER,
             "sub": attempt_id,
             "exp": expires_s,
@@ -235,6 +243,8 @@ class AttemptTokens(AttemptVerifier):
             "job": job_id,
             "fence": fence,
         }
+        if delivery:
+            claims["use"] = _DELIVERY
         return jwt.encode(claims, self._private_key, algorithm=_ALGORITHM), int(expires_s * 1e9)
 
 

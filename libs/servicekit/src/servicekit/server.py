@@ -16,7 +16,7 @@ from trainyard.channel import OPTIONS, is_loopback
 from servicekit.auth import Authenticator, set_principal
 from servicekit.certificates import Tls as Tls
 from servicekit.certificates import grpc_credentials
-from servicekit.errors import Internal, ServiceError
+from servicekit.errors import Internal, PermissionDenied, ServiceError
 from servicekit.limits import CallLimiter
 
 logger = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ _OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Heal
 _INTRODUCTIONS = frozenset({"/trainyard.v1.AgentService/Join"})
 # An agent that was cut off for longer than its token lives gets its next one here.
 _RENEWALS = frozenset({"/trainyard.v1.AgentService/Session"})
+# All that a delivery token is good for.
+_DELIVERIES = frozenset(f"/trainyard.v1.MetricsService/{name}" for name in ("OpenRun", "Append", "GetPosition"))
 
 
 class Calls:
@@ -89,6 +91,12 @@ class _Guard(grpc.aio.ServerInterceptor):
                 header = value if isinstance(value, str) else value.decode(errors="replace")
         renewing = method in _RENEWALS
         principal = self._authenticator.authenticate(header, renewing=renewing)
+        if principal.kind == "delivery" and method not in _DELIVERIES:
+            raise PermissionDenied(
+                f"a delivery token may not call {method}",
+                reason="DeliveryOnly",
+                hint="it delivers the records of an attempt that is over",
+            )
         self._limiter.admit(principal, service)
         set_principal(principal)
         return _never_expires if renewing else principal.check

@@ -28,7 +28,7 @@ def own_run(run: pb.Run) -> pb.Run:
     """
     principal = current_principal()
     run.workspace = require_workspace(run.workspace)
-    if principal.kind == "attempt":
+    if principal.kind != "user":
         given = (run.id, run.job_id or principal.job_id, run.fence or principal.fence)
         if given != (principal.attempt_id, principal.job_id, principal.fence):
             raise _not_own(f"attempt {principal.attempt_id} may not open run {run.id}")
@@ -37,9 +37,9 @@ def own_run(run: pb.Run) -> pb.Run:
 
 
 def require_writer(run_id: str) -> None:
-    """Raises PermissionDenied when an attempt writes to another's run."""
+    """Raises PermissionDenied when an attempt, or who delivers for it, writes to another's run."""
     principal = current_principal()
-    if principal.kind == "attempt" and run_id != principal.attempt_id:
+    if principal.kind != "user" and run_id != principal.attempt_id:
         raise _not_own(f"attempt {principal.attempt_id} may not write to run {run_id}")
 
 
@@ -50,7 +50,7 @@ def require_reader(workspace: str, job_id: str) -> str:
         PermissionDenied
     """
     principal = current_principal()
-    if principal.kind == "attempt" and job_id != principal.job_id:
+    if principal.kind != "user" and job_id != principal.job_id:
         raise _not_own(f"an attempt of job {principal.job_id} may not read job '{job_id}'")
     return require_workspace(workspace)
 

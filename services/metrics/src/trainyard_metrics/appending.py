@@ -16,6 +16,7 @@ from servicekit.errors import InvalidArgument
 from trainyard_protos.v1 import metrics_pb2 as pb
 
 from trainyard_metrics.budget import Budget
+from trainyard_metrics.closing import Admission
 from trainyard_metrics.runlog import RunLog
 from trainyard_metrics.runlogs import RunLogs
 from trainyard_metrics.settings import Settings
@@ -31,11 +32,11 @@ class _Staged:
 class AppendStream:
     """Serves one Append call."""
 
-    def __init__(self, logs: RunLogs, settings: Settings, admit: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, logs: RunLogs, settings: Settings, admit: Callable[[str], Awaitable[Admission]]) -> None:
         self._logs = logs
         self._settings = settings
         self._admit = admit
-        self._open: dict[str, RunLog] = {}
+        self._open: dict[str, tuple[Admission, RunLog]] = {}
         self._waiting: asyncio.Queue[_Staged | Exception | None] = asyncio.Queue(settings.max_stream_batches)
         self._budgets = (Budget(settings.max_stream_bytes), logs.waiting)
 
@@ -80,13 +81,15 @@ class AppendStream:
                 reason="BatchTooLarge",
                 hint=f"send at most {self._settings.max_batch_bytes:,} at a time",
             )
-        log = self._open.get(request.run_id)
-        if log is None:
-            await self._admit(request.run_id)
-            log = self._open[request.run_id] = await stack.enter_async_context(self._logs.use(request.run_id))
+        if request.run_id not in self._open:
+            admission = await self._admit(request.run_id)
+            log = await stack.enter_async_context(self._logs.use(request.run_id))
+            self._open[request.run_id] = admission, log
+        admission, log = self._open[request.run_id]
         for budget in self._budgets:
             await budget.take(size)
         try:
+            admission.check(request.writer_id)
             durable = log.stage(request)
         except BaseException:
             self._give_back(size)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from servicekit.auth import Principal
 from servicekit.errors import AlreadyExists, InvalidArgument, NotFound, stale_fence
 from servicekit.ids import now_ns
 from servicekit.paging import page_size
@@ -15,10 +16,11 @@ from sqlalchemy import Row, update
 from sqlmodel import Session, SQLModel, col, delete, select
 from trainyard_protos.v1 import metrics_pb2 as pb
 
+from trainyard_metrics.closing import admitted
 from trainyard_metrics.domain.params import MAX_KEY, flatten, storable
 from trainyard_metrics.domain.stitch import Attempt, Cut, Elsewhere, Resume
 from trainyard_metrics.settings import Settings
-from trainyard_metrics.tables import FenceRow, ParamRow, RunRow, TagRow
+from trainyard_metrics.tables import FenceRow, ParamRow, RunRow, TagRow, UndeliveredRow
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
@@ -98,18 +100,20 @@ def _parse(what: str, text: str) -> dict[str, object]:
     return value
 
 
-def open_run(session: Session, run: pb.Run, settings: Settings) -> Opened:
+def open_run(session: Session, run: pb.Run, settings: Settings, principal: Principal) -> Opened:
     """Registers a run, or adds to it when it is there. `run` was checked. A rewind, once given, stays.
 
     Raises:
-        FailedPrecondition: StaleFence.
+        FailedPrecondition: StaleFence, AttemptEnded.
+        PermissionDenied: NotGranted.
         AlreadyExists: the id is another job's.
         InvalidArgument: TooLarge, together with what is there.
     """
+    admitted(session, principal, run.id)
     row = session.get(RunRow, run.id)
     stitch = row is None or (row.rewind is None and run.HasField("rewind"))
     if row is None:
-        row = _create(session, run)
+        row = _create(session, run, late=principal.kind == "delivery")
     elif (row.workspace, row.job_id, row.fence) != (run.workspace, run.job_id, run.fence):
         raise AlreadyExists(f"run {run.id} is of another job or attempt", reason="RunExists", hint="make a new run id")
     if row.rewind is None and run.HasField("rewind"):
@@ -120,8 +124,9 @@ def open_run(session: Session, run: pb.Run, settings: Settings) -> Opened:
     return Opened(message(row), facts(row), stitch)
 
 
-def _create(session: Session, run: pb.Run) -> RunRow:
-    if run.job_id:
+def _create(session: Session, run: pb.Run, *, late: bool) -> RunRow:
+    """A new run. One that comes late is of an attempt that is over: later ones may have begun, and it replaces none."""
+    if run.job_id and not late:
         _check_fence(session, run)
     return RunRow(
         id=run.id,
@@ -129,7 +134,15 @@ def _create(session: Session, run: pb.Run) -> RunRow:
         job_id=run.job_id,
         fence=run.fence,
         created_ns=run.created_ns or now_ns(),
+        superseded=late and _has_later(session, run),
     )
+
+
+def _has_later(session: Session, run: pb.Run) -> bool:
+    later = select(RunRow.id).where(
+        col(RunRow.workspace) == run.workspace, col(RunRow.job_id) == run.job_id, col(RunRow.fence) > run.fence
+    )
+    return session.exec(later.limit(1)).first() is not None
 
 
 def _supersede_earlier(session: Session, run: pb.Run) -> bool:
@@ -226,7 +239,7 @@ def page(session: Session, workspace: str, request: pb.ListRunsRequest) -> pb.Li
 
 def remove(session: Session, run_ids: Sequence[str]) -> None:
     """Forgets runs. The fence of their job stays: its zombies are not let in again."""
-    for table in (ParamRow, TagRow):
+    for table in (ParamRow, TagRow, UndeliveredRow):
         session.execute(delete(table).where(col(table.run_id).in_(run_ids)))
     session.execute(delete(RunRow).where(col(RunRow.id).in_(run_ids)))
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import grpc
-from servicekit.auth import require_user, require_workspace
+from servicekit.auth import current_principal, require_user, require_workspace
 from servicekit.errors import InvalidArgument
 from servicekit.store import Store
 from trainyard_protos.v1 import metrics_pb2 as pb
@@ -19,6 +19,7 @@ from trainyard_metrics import lines, runs
 from trainyard_metrics.access import check_run_id, own_run, require_reader, require_writer
 from trainyard_metrics.appending import AppendStream
 from trainyard_metrics.bells import Bells
+from trainyard_metrics.closing import Admission, Closings
 from trainyard_metrics.reading import Reader
 from trainyard_metrics.removal import Removal
 from trainyard_metrics.runlogs import RunLogs
@@ -52,13 +53,15 @@ class MetricsServicer(MetricsServiceServicer):
         self._removal = removal
         self._bells = bells
         self._settings = settings
+        self._closings = Closings(store)
         self._series = SeriesReader(reader, summaries, settings)
 
     async def OpenRun(self, request: pb.OpenRunRequest, context: Context) -> pb.Run:
         check_run_id(request.run.id)
         run = own_run(request.run)
         runs.check(run, self._settings)
-        opened = await self._store.write(lambda session: runs.open_run(session, run, self._settings))
+        principal = current_principal()
+        opened = await self._store.write(lambda session: runs.open_run(session, run, self._settings, principal))
         await self._summaries.opened(opened.facts, stitch=opened.stitch)
         self._bells.ring(opened.run.job_id)
         return opened.run
@@ -120,6 +123,12 @@ class MetricsServicer(MetricsServiceServicer):
         async for page in self._reader.each(lines.read(sources, wanted, request.tail)):
             yield page
 
+    async def CloseAttempt(self, request: pb.CloseAttemptRequest, context: Context) -> pb.CloseAttemptResponse:
+        require_user()
+        request.workspace = require_workspace(request.workspace)
+        await self._closings.close(request)
+        return pb.CloseAttemptResponse()
+
     async def DeleteJobRuns(self, request: pb.DeleteJobRunsRequest, context: Context) -> pb.DeleteJobRunsResponse:
         require_user()
         workspace = require_workspace(request.workspace)
@@ -129,14 +138,16 @@ class MetricsServicer(MetricsServiceServicer):
         await self._removal.remove([row.id for row in rows])
         return pb.DeleteJobRunsResponse(runs=len(rows))
 
-    async def _admit_writer(self, run_id: str) -> None:
+    async def _admit_writer(self, run_id: str) -> Admission:
         require_writer(check_run_id(run_id))
         row = await self._store.read(lambda session: runs.find(session, run_id))
         require_workspace(row.workspace)
+        return await self._closings.admit(current_principal(), row)
 
-    async def _begin_writing(self, writing: AsyncExitStack, run_id: str) -> None:
-        await self._admit_writer(run_id)
+    async def _begin_writing(self, writing: AsyncExitStack, run_id: str) -> Admission:
+        admission = await self._admit_writer(run_id)
         await writing.enter_async_context(self._summaries.writing(run_id))
+        return admission
 
     async def _rows_of_logs(self, request: pb.ReadLogsRequest) -> Sequence[RunRow]:
         if bool(request.job_id) == bool(request.run_id):

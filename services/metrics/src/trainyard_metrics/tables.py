@@ -31,13 +31,23 @@ class RunRow(SQLModel, table=True):
 
 
 class FenceRow(SQLModel, table=True):
-    """The highest fence seen of a job."""
+    """The highest fence seen of a job, and the highest of an attempt that is over."""
 
     __tablename__ = "metrics_fence"
 
     workspace: str = Field(primary_key=True)
     job_id: str = Field(primary_key=True)
     fence: int
+    closed: int = -1
+
+
+class UndeliveredRow(SQLModel, table=True):
+    """A run of an attempt that is over, and the writers whose records its launcher may still deliver."""
+
+    __tablename__ = "metrics_undelivered"
+
+    run_id: str = Field(primary_key=True)
+    writers: str  # JSON array
 
 
 class SummaryRow(SQLModel, table=True):

@@ -922,6 +922,56 @@ class StoredLine(_message.Message):
 Global___StoredLine: _TypeAlias = StoredLine  # noqa: Y015
 
 @_typing.final
+class CloseAttemptRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKSPACE_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    ATTEMPT_ID_FIELD_NUMBER: _builtins.int
+    FENCE_FIELD_NUMBER: _builtins.int
+    UNDELIVERED_WRITERS_FIELD_NUMBER: _builtins.int
+    workspace: _builtins.str
+    job_id: _builtins.str
+    attempt_id: _builtins.str
+    fence: _builtins.int
+    """the attempt's; it and all lower ones are closed"""
+    @_builtins.property
+    def undelivered_writers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """whose records are still to be delivered; at most 10,000"""
+
+    def __init__(
+        self,
+        *,
+        workspace: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        attempt_id: _builtins.str = ...,
+        fence: _builtins.int = ...,
+        undelivered_writers: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "fence", b"fence", "job_id", b"job_id", "undelivered_writers", b"undelivered_writers", "workspace", b"workspace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseAttemptRequest: _TypeAlias = CloseAttemptRequest  # noqa: Y015
+
+@_typing.final
+class CloseAttemptResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseAttemptResponse: _TypeAlias = CloseAttemptResponse  # noqa: Y015
+
+@_typing.final
 class DeleteJobRunsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -79,6 +79,11 @@ class MetricsServiceStub:
                 request_serializer=trainyard_dot_v1_dot_metrics__pb2.ReadLogsRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_metrics__pb2.ReadLogsResponse.FromString,
                 _registered_method=True)
+        self.CloseAttempt = channel.unary_unary(
+                '/trainyard.v1.MetricsService/CloseAttempt',
+                request_serializer=trainyard_dot_v1_dot_metrics__pb2.CloseAttemptRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_metrics__pb2.CloseAttemptResponse.FromString,
+                _registered_method=True)
         self.DeleteJobRuns = channel.unary_unary(
                 '/trainyard.v1.MetricsService/DeleteJobRuns',
                 request_serializer=trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsRequest.SerializeToString,
@@ -151,6 +156,14 @@ class MetricsServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CloseAttempt(self, request, context):
+        """The end of an attempt: its token stores nothing more. What its launcher still has to deliver is taken with a delivery
+        token, for the attempt's own run and these writers alone. May be repeated; the writers of the last call hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteJobRuns(self, request, context):
         """Removes everything stored of a job.
         """
@@ -205,6 +218,11 @@ def add_MetricsServiceServicer_to_server(servicer, server):
                     servicer.ReadLogs,
                     request_deserializer=trainyard_dot_v1_dot_metrics__pb2.ReadLogsRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_metrics__pb2.ReadLogsResponse.SerializeToString,
+            ),
+            'CloseAttempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseAttempt,
+                    request_deserializer=trainyard_dot_v1_dot_metrics__pb2.CloseAttemptRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_metrics__pb2.CloseAttemptResponse.SerializeToString,
             ),
             'DeleteJobRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteJobRuns,
@@ -455,6 +473,33 @@ class MetricsService:
             '/trainyard.v1.MetricsService/ReadLogs',
             trainyard_dot_v1_dot_metrics__pb2.ReadLogsRequest.SerializeToString,
             trainyard_dot_v1_dot_metrics__pb2.ReadLogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseAttempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.MetricsService/CloseAttempt',
+            trainyard_dot_v1_dot_metrics__pb2.CloseAttemptRequest.SerializeToString,
+            trainyard_dot_v1_dot_metrics__pb2.CloseAttemptResponse.FromString,
             options,
             channel_credentials,
             insecure,

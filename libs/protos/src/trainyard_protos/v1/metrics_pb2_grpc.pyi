@@ -49,6 +49,10 @@ class MetricsServiceStub:
     WatchSeries: _grpc.UnaryStreamMultiCallable[_metrics_pb2.WatchSeriesRequest, _metrics_pb2.WatchSeriesResponse]
     """Names that got new points, as they come."""
     ReadLogs: _grpc.UnaryStreamMultiCallable[_metrics_pb2.ReadLogsRequest, _metrics_pb2.ReadLogsResponse]
+    CloseAttempt: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.CloseAttemptRequest, _metrics_pb2.CloseAttemptResponse]
+    """The end of an attempt: its token stores nothing more. What its launcher still has to deliver is taken with a delivery
+    token, for the attempt's own run and these writers alone. May be repeated; the writers of the last call hold.
+    """
     DeleteJobRuns: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.DeleteJobRunsRequest, _metrics_pb2.DeleteJobRunsResponse]
     """Removes everything stored of a job."""
 
@@ -73,6 +77,10 @@ class MetricsServiceAsyncStub(MetricsServiceStub):
     WatchSeries: _aio.UnaryStreamMultiCallable[_metrics_pb2.WatchSeriesRequest, _metrics_pb2.WatchSeriesResponse]  # type: ignore[assignment]
     """Names that got new points, as they come."""
     ReadLogs: _aio.UnaryStreamMultiCallable[_metrics_pb2.ReadLogsRequest, _metrics_pb2.ReadLogsResponse]  # type: ignore[assignment]
+    CloseAttempt: _aio.UnaryUnaryMultiCallable[_metrics_pb2.CloseAttemptRequest, _metrics_pb2.CloseAttemptResponse]  # type: ignore[assignment]
+    """The end of an attempt: its token stores nothing more. What its launcher still has to deliver is taken with a delivery
+    token, for the attempt's own run and these writers alone. May be repeated; the writers of the last call hold.
+    """
     DeleteJobRuns: _aio.UnaryUnaryMultiCallable[_metrics_pb2.DeleteJobRunsRequest, _metrics_pb2.DeleteJobRunsResponse]  # type: ignore[assignment]
     """Removes everything stored of a job."""
 
@@ -148,6 +156,16 @@ class MetricsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.ReadLogsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_metrics_pb2.ReadLogsResponse], _abc.AsyncIterator[_metrics_pb2.ReadLogsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def CloseAttempt(
+        self,
+        request: _metrics_pb2.CloseAttemptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.CloseAttemptResponse, _abc.Awaitable[_metrics_pb2.CloseAttemptResponse]]:
+        """The end of an attempt: its token stores nothing more. What its launcher still has to deliver is taken with a delivery
+        token, for the attempt's own run and these writers alone. May be repeated; the writers of the last call hold.
+        """
 
     @_abc_1.abstractmethod
     def DeleteJobRuns(

@@ -1,0 +1,152 @@
+"""The end of an attempt: its token stores nothing more, and what is undelivered comes with a delivery token.
+
+A delivery token writes to the run of its attempt alone, and there to the writers that were named when the attempt was
+closed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from weakref import WeakSet
+
+from servicekit.auth import Principal
+from servicekit.errors import FailedPrecondition, InvalidArgument, PermissionDenied
+from servicekit.store import Store
+from sqlmodel import Session
+from trainyard_protos.v1 import metrics_pb2 as pb
+
+from trainyard_metrics.access import check_run_id
+from trainyard_metrics.tables import FenceRow, RunRow, UndeliveredRow
+
+MAX_WRITERS = 10_000
+_MAX_WRITERS_BYTES = 1024 * 1024
+
+
+class Admission:
+    """What one stream may append to one run.
+
+    Args:
+        writers: the only ones; None for all.
+    """
+
+    def __init__(self, principal: Principal, run_id: str, writers: frozenset[str] | None) -> None:
+        self.principal = principal
+        self.run_id = run_id
+        self.writers = writers
+        self.closed = False
+
+    def check(self, writer_id: str) -> None:
+        """Refuses a batch of a writer.
+
+        Raises:
+            FailedPrecondition: AttemptEnded, since the stream began.
+            PermissionDenied: NotGranted.
+        """
+        if self.closed:
+            raise _ended(self.principal)
+        if self.writers is not None and writer_id not in self.writers:
+            raise _not_granted(f"writer '{writer_id[:100]}' of run {self.run_id}")
+
+
+class Closings:
+    """Closes attempts, also for streams that are open."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._admissions: WeakSet[Admission] = WeakSet()
+
+    async def admit(self, principal: Principal, row: RunRow) -> Admission:
+        """Lets a stream write to a run.
+
+        Raises:
+            FailedPrecondition: AttemptEnded.
+            PermissionDenied: NotGranted.
+        """
+        admission = Admission(principal, row.id, None)
+        self._admissions.add(admission)  # before the look into the database: a closing meanwhile finds it
+        admission.writers = await self._store.read(lambda session: admitted(session, principal, row.id))
+        return admission
+
+    async def close(self, request: pb.CloseAttemptRequest) -> None:
+        """Closes an attempt.
+
+        Raises:
+            InvalidArgument: BadAttempt, TooManyWriters.
+        """
+        _check(request)
+        await self._store.write(lambda session: _close(session, request))
+        for admission in list(self._admissions):
+            if admission.run_id != request.attempt_id:
+                continue
+            admission.closed = admission.principal.kind == "attempt"
+            if admission.principal.kind == "delivery":
+                admission.writers = frozenset(request.undelivered_writers)
+
+
+def admitted(session: Session, principal: Principal, run_id: str) -> frozenset[str] | None:
+    """The writers a caller may append to a run; None for all.
+
+    Raises:
+        FailedPrecondition: AttemptEnded.
+        PermissionDenied: NotGranted.
+    """
+    if principal.kind == "attempt":
+        fence = session.get(FenceRow, (principal.workspace, principal.job_id))
+        if fence is not None and principal.fence <= fence.closed:
+            raise _ended(principal)
+    if principal.kind != "delivery":
+        return None
+    row = session.get(UndeliveredRow, run_id)
+    if row is None:
+        raise _not_granted(f"run {run_id}")
+    return frozenset(json.loads(row.writers))
+
+
+def _close(session: Session, request: pb.CloseAttemptRequest) -> None:
+    fence = session.get(FenceRow, (request.workspace, request.job_id))
+    if fence is None:
+        fence = FenceRow(workspace=request.workspace, job_id=request.job_id, fence=request.fence)
+    fence.fence = max(fence.fence, request.fence)
+    fence.closed = max(fence.closed, request.fence)
+    session.add(fence)
+    undelivered = session.get(UndeliveredRow, request.attempt_id)
+    if request.undelivered_writers:
+        undelivered = undelivered or UndeliveredRow(run_id=request.attempt_id, writers="")
+        undelivered.writers = json.dumps(sorted(set(request.undelivered_writers)))
+        session.add(undelivered)
+    elif undelivered is not None:
+        session.delete(undelivered)
+
+
+def _check(request: pb.CloseAttemptRequest) -> None:
+    check_run_id(request.attempt_id)
+    if not request.job_id or request.fence < 0:
+        raise InvalidArgument(
+            f"attempt {request.fence} of job '{request.job_id}'",
+            reason="BadAttempt",
+            hint="give the attempt's job, its id and its fence",
+        )
+    writers: Sequence[str] = request.undelivered_writers
+    if len(writers) > MAX_WRITERS or sum(map(len, writers)) > _MAX_WRITERS_BYTES:
+        raise InvalidArgument(
+            f"{len(writers):,} undelivered writers",
+            reason="TooManyWriters",
+            hint=f"at most {MAX_WRITERS:,} with {_MAX_WRITERS_BYTES:,} characters together",
+        )
+
+
+def _ended(principal: Principal) -> FailedPrecondition:
+    return FailedPrecondition(
+        f"attempt {principal.fence} of job {principal.job_id} has ended: its token stores nothing more",
+        reason="AttemptEnded",
+        hint="what it had not delivered, its launcher delivers",
+    )
+
+
+def _not_granted(what: str) -> PermissionDenied:
+    return PermissionDenied(
+        f"{what}: nothing is to be delivered there",
+        reason="NotGranted",
+        hint="a delivery token is for the writers that were named when its attempt was closed",
+    )
