@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from trainyard.source import DIFF_BYTES, from_labels, git_context, to_labels, without_credentials
+from trainyard.source import DIFF_BYTES, from_labels, git_context, redacted, to_labels, without_credentials
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -126,6 +126,25 @@ def test_only_the_files_asked_for_appear(repository: Path) -> None:
     assert context["dirty"]
     for hidden in ("secret", "hidden", "other", "train.py"):
         assert hidden not in str(context)
+
+
+def test_what_looks_like_credentials_is_in_no_diff(repository: Path) -> None:
+    (repository / "lib" / ".env").write_text("KEY=old\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "-m", "second")
+    (repository / "lib" / ".env").write_text("KEY=hidden\n")
+    assert "diff" not in git_context(repository)
+    (repository / "train.py").write_text("print(2)\n")
+    (repository / "lib" / ".env").unlink()
+    diff = git_context(repository)["diff"]
+    assert "+print(2)" in diff
+    assert "KEY" not in diff
+
+
+def test_texts_for_others_lose_the_credentials_of_urls() -> None:
+    told = "fetch of 'https://me:pw@example.org/x.git?token=t' and ssh://git@example.org/y failed: is it there?"
+    assert redacted(told) == "fetch of 'https://example.org/x.git?' and ssh://example.org/y failed: is it there?"
+    assert redacted("no@url?here") == "no@url?here"
 
 
 def test_names_are_names_and_never_patterns(repository: Path) -> None:

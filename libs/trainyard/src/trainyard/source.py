@@ -9,10 +9,11 @@ import os
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from trainyard.credentials import looks_like_credentials
 from trainyard.gitcommand import Git, GitFailed
 
 DIFF_BYTES = 256 * 1024
@@ -25,6 +26,7 @@ _LABEL_LENGTH = 240
 _NAMES = 100
 _ARGUMENT_BYTES = 96 * 1024
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--ignore-submodules=dirty", "--no-relative")
+_SECRETS_IN_URLS = re.compile(r"""(?<=://)[^/@\s"']+@|(?<=[?])[^\s"']+""")
 _SCP = re.compile(r"(?:[^/@:]+@)?[^/@:]+:(?!//)")
 
 
@@ -37,6 +39,7 @@ def git_context(
         folder: a folder of the work tree.
         paths: the only files whose content or name may appear, relative to `folder`; None: all of the repository.
             Files that were deleted are then left out of the diff.
+            What looks like credentials is never in it.
         diff: whether the diff is taken; None: unless `TRAINYARD_GIT_DIFF` says `off`.
         timeout_s: seconds that all of it may take.
 
@@ -109,6 +112,11 @@ def without_credentials(url: str) -> str:
     return urlunsplit((parts.scheme, f"{user}{host}{port}", parts.path, "", ""))
 
 
+def redacted(text: str) -> str:
+    """A text for others to read, without users, passwords and queries of the URLs in it."""
+    return _SECRETS_IN_URLS.sub("", text) if "://" in text else text
+
+
 def _open(folder: Path, give_up: float) -> tuple[Git, Path]:
     """Git at the top of the work tree, without the filters that its configuration names."""
     here = Git(folder, give_up)
@@ -175,12 +183,12 @@ def _changed(git: Git) -> list[tuple[str, str]]:
 
 
 def _diff(git: Git, changed: Sequence[tuple[str, str]], allowed: frozenset[str] | None) -> str:
-    if allowed is None:
-        names: list[str] = []
-    else:
-        names = [name for state, name in changed if state != "D" and name in allowed]
-        if not names:
-            return ""
+    names = [name for state, name in changed if allowed is None or (state != "D" and name in allowed)]
+    public = [name for name in names if not looks_like_credentials(git.folder, PurePosixPath(name))]
+    if not public:
+        return ""
+    # Without names, git shows all that changed, however many there are.
+    names = [] if allowed is None and public == names else public
     shown = list(_fitting(names))
     shape = ("--no-color", "--src-prefix=a/", "--dst-prefix=b/", "--unified=3")
     data = git.beginning(DIFF_BYTES + 1, *_DIFF, *shape, "HEAD", "--", *shown)

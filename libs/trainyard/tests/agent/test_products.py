@@ -226,6 +226,53 @@ async def test_code_from_git_is_checked_out_at_its_ref(attempt, tmp_path):
     assert run.output() == "first\n"
 
 
+async def test_what_code_brings_along_as_results_is_removed_and_told(attempt, yard, tmp_path):
+    code = folder_with(tmp_path / "code", train__sh="ls; true")
+    for name in ("exports/model.bin", "checkpoints/step-9.txt"):
+        (code / name).parent.mkdir()
+        (code / name).write_text("of an earlier run")
+    await store(yard, code, "code")
+    outputs = [{"path": "exports", "artifact": "model"}]
+    run = attempt(["sh", "train.sh"], code_artifact="code", outputs=outputs, checkpoints=CHECKPOINTS)
+    exit = await run.run()
+    assert (exit.reason, run.output()) == ("OutputsNotStored", "checkpoints\ntrain.sh\n")
+    assert not await versions(yard, "checkpoint")
+    notes = [message.note for message in yard.launcher.heard if message.HasField("note")]
+    [told] = [note.text for note in notes if note.reason == "ResultsInCode"]
+    assert "'checkpoints', 'exports'" in told
+
+
+async def test_results_behind_a_link_that_leaves_the_job_are_left_alone(attempt, yard, tmp_path):
+    elsewhere = folder_with(tmp_path / "elsewhere", model__bin="not the job's")
+    source = folder_with(tmp_path / "source", train__sh="true")
+    (source / "out").symlink_to(elsewhere)
+    git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    outputs = [{"path": "out/model.bin", "artifact": "model"}]
+    await attempt(["sh", "train.sh"], code_git={"url": source.as_uri(), "ref": "main"}, outputs=outputs).run()
+    assert (elsewhere / "model.bin").read_text() == "not the job's"
+
+
+async def test_git_gets_what_the_job_says_for_it_and_no_password_of_a_url_is_told(attempt, tmp_path):
+    source = folder_with(tmp_path / "source", train__sh="echo private")
+    git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    url = "http://me:s3cret@127.0.0.1:9/team/train.git"
+    instead = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{source.as_uri()}.insteadOf",
+        "GIT_CONFIG_VALUE_0": url,
+    }
+    run = attempt(["sh", "train.sh"], code_git={"url": url, "ref": "main"}, env=instead)
+    assert (await run.run()).reason == "Completed"
+    exit = await attempt(["true"], code_git={"url": url, "ref": "main"}).run()
+    assert exit.reason == "CodeUnavailable"
+    assert "http://127.0.0.1:9/team/train.git at main" in exit.message
+    assert "s3cret" not in str(exit)
+
+
 async def test_a_git_ref_that_is_not_there_is_code_unavailable_with_gits_own_words(attempt, tmp_path):
     exit = await attempt(["true"], code_git={"url": (tmp_path / "nowhere").as_uri(), "ref": "main"}).run()
     assert exit.reason == "CodeUnavailable"

@@ -4,6 +4,10 @@ import subprocess
 
 import pytest
 from trainyard.artifacts import TreeTooLarge, UnsafePath, pack_code
+from trainyard.results import ResultPaths
+
+KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXk\n"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 
 
 @pytest.fixture
@@ -19,7 +23,11 @@ def folder(tmp_path):
 
 
 def packed(root, *exclude, **limits):
-    return [path.as_posix() for path in pack_code(root, exclude, **limits)]
+    return names(pack_code(root, exclude, **limits).packed)
+
+
+def names(paths):
+    return [path.as_posix() for path in paths]
 
 
 def test_everything_is_packed_but_what_is_never_code(folder):
@@ -102,3 +110,60 @@ def test_links_stay_links_and_may_not_point_outside(folder):
 def test_a_folder_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         pack_code(tmp_path / "nothing")
+
+
+def test_what_lies_where_the_job_writes_its_results_is_no_code(folder):
+    root = folder(
+        {
+            "train.py": "",
+            "exports/model.bin": "old",
+            "exports/deep/x": "",
+            "exported.py": "",
+            "ckpt/step-9.pt": "old",
+            "a/model.pt": "old",
+            "a/model.py": "",
+            ".yardignore": "!exports/\n",
+        }
+    )
+    results = ResultPaths.of(["./exports/", "a/model.pt"], "ckpt", "step-{step}.pt")
+    found = pack_code(root, results=results)
+    assert names(found.packed) == [".yardignore", "a/model.py", "exported.py", "train.py"]
+    assert names(found.results) == ["a/model.pt", "ckpt/step-9.pt", "exports/deep/x", "exports/model.bin"]
+
+
+def test_of_checkpoints_beside_the_code_only_checkpoints_are_left_out(folder):
+    root = folder({"train.py": "", "step-9.pt": "old", "step-10.pt/part": "old", "step-x.pt": "", "deep/step-9.pt": ""})
+    found = pack_code(root, results=ResultPaths.of(["."], ".", "step-{step}.pt"))
+    assert names(found.packed) == ["deep/step-9.pt", "step-x.pt", "train.py"]
+    assert names(found.results) == ["step-10.pt/part", "step-9.pt"]
+
+
+def test_results_do_not_count_as_code_that_is_too_large(folder):
+    root = folder({"train.py": "x", "exports/model.bin": "x" * 5000})
+    assert packed(root, results=ResultPaths.of(["exports"]), max_bytes=1000) == ["train.py"]
+
+
+def test_what_looks_like_credentials_is_left_out_and_no_ignore_file_takes_it_back(folder):
+    secret = {
+        **dict.fromkeys([".env", ".env.local", "a/.ENV.production", ".netrc", "a/.aws/config", "id_ed25519"], "x"),
+        **dict.fromkeys([".docker/config.json", "a/.docker/config.json", "store.p12"], "x"),
+        "a/server.key": KEY,
+        "anything": f"\n{KEY}",
+        "bundle.pem": CERTIFICATE + KEY,
+        "account.json": '{"private_key": "-----BEGIN PRIVATE KEY-----\\nMIIE"}',
+    }
+    code = {
+        **dict.fromkeys([".env.example", ".env.local.sample", "id_ed25519.pub", "env", "a/aws/config"], "x"),
+        "ca.pem": CERTIFICATE,
+        "test_keys.py": f'KEY = """{KEY}"""\n',
+        ".yardignore": "!.env\n!*\n",
+    }
+    found = pack_code(folder({**secret, **code}))
+    assert names(found.packed) == sorted(code)
+    assert names(found.credentials) == sorted(secret)
+
+
+def test_what_is_ignored_or_excluded_is_not_told_as_left_out(folder):
+    root = folder({".gitignore": ".env\n", ".env": "x", "exports/model.bin": "x", "key.p12": "x"})
+    found = pack_code(root, ["exports/", "*.p12"], results=ResultPaths.of(["exports"]))
+    assert (names(found.packed), found.results, found.credentials) == ([".gitignore"], [], [])

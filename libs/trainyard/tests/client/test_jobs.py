@@ -82,6 +82,28 @@ async def test_code_is_packed_when_the_yard_asks_for_it(yard: ScriptedYard, tmp_
     assert chunks[0].data == b"print('hi')\n"
 
 
+async def test_leftovers_and_credentials_are_not_packed_and_that_is_told(
+    yard: ScriptedYard, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("train.py", "exports/model.bin", "exports/x/y", "ckpt/step-9.pt", "ckpt/notes", ".env", "a/id_rsa"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text("x")
+    file = tmp_path / "job.json"
+    outputs = [{"path": "exports", "artifact": "model"}]
+    checkpoints = {"path": "ckpt", "pattern": "step-{step}.pt"}
+    file.write_text(document(code={"path": "."}, outputs=outputs, checkpoints=checkpoints))
+    yard.refusals["Submit"] = [NOT_PACKED]
+    async with AsyncClient() as client:
+        await client.submit(file)
+    (commit,) = yard.asked("Commit")
+    assert [each.path for each in commit.manifest.files] == ["job.json", "train.py"]
+    results, credentials = caplog.messages
+    assert "not packed: 'ckpt' (2 files), 'exports' (2 files): the job writes its outputs or checkpoints" in results
+    assert "spec.inputs" in results
+    assert "not packed: '.env', 'a/id_rsa': looks like credentials" in credentials
+    assert "spec.secrets" in credentials
+
+
 async def test_missing_code_is_named(yard: ScriptedYard, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(document(code={"path": "nowhere"}))

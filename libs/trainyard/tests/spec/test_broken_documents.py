@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import pytest
 from trainyard.spec import Problem, SpecError, load
 
+CREDENTIALS_WORDS = (
+    "the URL without user, password and query; give git what it asks for with spec.secrets, for instance as "
+    "GIT_CONFIG_VALUE_0"
+)
 NAME_WORDS = "lower-case letters, digits and '-', beginning and ending with a letter or digit, at most 63 characters"
 DURATION_WORDS = "a text with units ms, s, m, h, d or w, such as 30s, 1h30m or 7d"
 CPU_WORDS = 'cores as a whole number, or a text such as "500m" (thousandths) or "1.5"'
@@ -134,6 +138,9 @@ CASES = [
     Case("a repository that is an option", "command: [a]\ncode: {git: {url: --upload-pack=x, ref: main}}", 6,
          "spec.code.git.url", "--upload-pack=x", "not of the right form",
          "a text without spaces that does not begin with '-'", "upload-pack-x"),
+    Case("a repository with a password", "command: [a]\ncode: {git: {url: 'https://u:p@x.org/y.git', ref: main}}", 6,
+         "spec.code.git.url", "https://x.org/y.git", "has credentials, which everyone who sees the job could read",
+         CREDENTIALS_WORDS),
     # choices
     Case("an unknown runtime", "command: [a]\nruntime: torch-run", 6, "spec.runtime", "torch-run",
          "not one of the values", "torchrun, deepspeed, process", "torchrun"),
@@ -406,3 +413,36 @@ def test_an_error_reads_as_a_list_of_problems() -> None:
         "  job.yaml:7: spec.runtime: not one of the values; allowed: torchrun, deepspeed, process; "
         "did you mean torchrun?"
     )
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://token@example.org/x.git",
+        "HTTPS://me:s3cret@example.org/x.git",
+        "https://example.org/x.git?private_token=s3cret",
+        "ssh://git:s3cret@example.org/x.git",
+    ],
+)
+def test_a_repository_with_credentials_is_refused_without_repeating_them(url: str) -> None:
+    (problem,) = problems(document(f"command: [a]\ncode: {{git: {{url: '{url}', ref: main}}}}"))
+    assert problem.field == "spec.code.git.url"
+    assert "s3cret" not in str(problem) + problem.value
+    assert "token@" not in problem.value
+    both = problems(document(f"command: [a]\ncode: {{path: x, git: {{url: '{url}', ref: main}}, what: 1}}"))
+    assert not any("s3cret" in str(problem) + problem.value for problem in both)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.org:8443/x@y.git",
+        "ssh://git@example.org:22/x.git",
+        "git@example.org:x.git",
+        "file:///x/y@z:1@2",
+    ],
+)
+def test_a_repository_without_credentials_is_taken(url: str) -> None:
+    git = load(document(f"command: [a]\ncode: {{git: {{url: '{url}', ref: main}}}}")).spec.code.git  # type: ignore[union-attr]
+    assert git is not None
+    assert git.url == url

@@ -46,7 +46,7 @@ async def prepare(plan: Plan, folder: Path, store: Store, reaper: Reaper, note: 
     from trainyard.agent.transfers import fetch_inputs
 
     log = folder / LOG_FILE
-    code = await fetch_code(plan, folder / "work", store, reaper, log)
+    code = await fetch_code(plan, folder / "work", store, reaper, log, note)
     root = code.root
     prepared = Prepared(root, made_from=[code.version_id] if code.version_id else [], git=code.git)
     if plan.requirements:

@@ -15,7 +15,7 @@ from trainyard.artifacts.errors import (
     TreeTooLarge,
     UnsafePath,
 )
-from trainyard.artifacts.packing import pack_code
+from trainyard.artifacts.packing import CodeFiles, pack_code
 from trainyard.artifacts.reading import list_files, read_file, version
 from trainyard.artifacts.upload import Sent, describe, send, upload, upload_part
 
@@ -24,6 +24,7 @@ __all__ = [
     "FULL",
     "ArtifactError",
     "BadManifest",
+    "CodeFiles",
     "Damaged",
     "FileChanged",
     "Pace",

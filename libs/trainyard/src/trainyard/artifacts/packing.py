@@ -2,7 +2,9 @@
 
 Both files work as in git, in every folder, deeper ones first; `.yardignore` comes after `.gitignore` and can take back
 what that left out. `exclude` patterns come last and cannot be taken back. Parents' `.gitignore` files count up to the
-root of the repository. `.git`, `__pycache__` and `.venv` are never code.
+root of the repository. `.git`, `__pycache__`, `.venv` and the yard's home are never code, nor is what looks like
+credentials, nor what lies where the job writes its results: files of an earlier run would come back as those of a job
+that wrote none. No ignore file takes these back.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ from typing import TYPE_CHECKING
 
 from trainyard.artifacts.errors import TreeTooLarge, UnsafePath
 from trainyard.artifacts.paths import check_link, check_path
+from trainyard.credentials import looks_like_credentials
+from trainyard.home import home
+from trainyard.results import NO_RESULTS, ResultPaths
 
 if TYPE_CHECKING:
     from pathspec import GitIgnoreSpec
@@ -38,17 +43,34 @@ class _Rules:
         return self.spec.check_file(f"{relative}/" if is_folder else relative).include
 
 
+@dataclass(frozen=True, slots=True)
+class CodeFiles:
+    """Files of a folder, relative to it and sorted; the same folder gives the same lists.
+
+    Attributes:
+        packed: what is code.
+        results: left out, because the job writes its results there.
+        credentials: left out, because it looks like credentials.
+    """
+
+    packed: list[Path]
+    results: list[Path]
+    credentials: list[Path]
+
+
 def pack_code(
     root: Path,
     exclude: Iterable[str] = (),
     *,
+    results: ResultPaths = NO_RESULTS,
     max_bytes: int = MAX_CODE_BYTES,
     max_files: int = MAX_CODE_FILES,
-) -> list[Path]:
-    """The files of `root` to pack, relative to it and sorted; the same folder gives the same list.
+) -> CodeFiles:
+    """Which files of `root` to pack, and which are left out although no pattern names them.
 
     Args:
         exclude: patterns as in `.gitignore`, relative to `root`.
+        results: where the job writes.
 
     Raises:
         TreeTooLarge: more than `max_bytes` or `max_files`; the message names the largest entries.
@@ -56,13 +78,19 @@ def pack_code(
         NotADirectoryError, FileNotFoundError: `root` is not a folder.
     """
     root = root.absolute()
-    found = sorted(_walk(root, root, _parent_rules(root), _rules(root, exclude)))
-    sizes = {path: (root / path).lstat().st_size for path in found}
-    if sum(sizes.values()) > max_bytes or len(found) > max_files:
+    code: list[Path] = []
+    left: list[Path] = []
+    for path in sorted(_walk(root, root, _parent_rules(root), _rules(root, exclude))):
+        (code if results.place_of(path) is None else left).append(path)
+    sizes = {path: (root / path).lstat().st_size for path in code}
+    if sum(sizes.values()) > max_bytes or len(code) > max_files:
         raise TreeTooLarge(_too_large(root, sizes, max_bytes, max_files), hint=_TOO_LARGE_HINT)
-    for path in found:
+    credentials = [path for path in code if looks_like_credentials(root, path)]
+    secret = frozenset(credentials)
+    packed = [path for path in code if path not in secret]
+    for path in packed:
         _check(root, path)
-    return found
+    return CodeFiles(packed, left, credentials)
 
 
 _TOO_LARGE_HINT = (
@@ -79,6 +107,8 @@ def _walk(root: Path, folder: Path, rules: list[_Rules], exclude: _Rules) -> Ite
             is_folder = entry.is_dir(follow_symlinks=False)
             if entry.name in NEVER or _left_out(path, is_folder, here, exclude):
                 continue
+            if is_folder and entry.name == home().name and path.resolve() == home().resolve():
+                continue  # the yard's tokens, keys and records
             if is_folder:
                 yield from _walk(root, path, here, exclude)
             else:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import tempfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trainyard import errors
-from trainyard.artifacts import ArtifactError, pack_code
+from trainyard.artifacts import ArtifactError, CodeFiles, pack_code
 from trainyard.client.connection import Connection
 from trainyard.client.documents import Document
 from trainyard.client.names import DIFF_FILE
 from trainyard.client.transfer import upload_files
+from trainyard.results import ResultPaths
 from trainyard.source import git_context, to_labels
 
 if TYPE_CHECKING:
-    from trainyard.spec import TrainingJob
+    from trainyard.spec import Spec, TrainingJob
+
+logger = logging.getLogger(__name__)
+_SHOWN = 5
 
 
 def resolved(document: Document) -> TrainingJob:
@@ -38,7 +44,8 @@ async def pack(connection: Connection, document: Document, workspace: str) -> st
     """Stores the folder `code.path` of the document; returns a reference to exactly that version.
 
     What git knows about the folder goes into the version's labels; the diff of what is packed, which can be long, is an
-    artifact of its own, named in a label.
+    artifact of its own, named in a label. What no pattern leaves out and is not packed all the same is logged as a
+    warning: see `left_out`.
 
     Raises:
         InvalidSpec: the document is wrong.
@@ -49,11 +56,47 @@ async def pack(connection: Connection, document: Document, workspace: str) -> st
     if code is None or code.path is None:
         raise errors.InvalidArgument("the document has no 'code.path' to pack", reason="NoCode")
     root = document.folder / code.path
-    files = await asyncio.to_thread(_files, root, code.exclude)
-    labels = await _source(connection, root, files, workspace, f"{job.metadata.name}-diff")
+    results = _results(job.spec)
+    files = await asyncio.to_thread(_files, root, code.exclude, results)
+    # Who has set up no logging reads a warning on stderr, users of the command line among them.
+    for note in left_out(files, results):
+        logger.warning(note)
+    labels = await _source(connection, root, files.packed, workspace, f"{job.metadata.name}-diff")
     name = f"{job.metadata.name}-code"
-    version = await upload_files(connection, root, files, workspace, name, kind="code", labels=labels)
+    version = await upload_files(connection, root, files.packed, workspace, name, kind="code", labels=labels)
     return f"{version.name}@{version.number}"
+
+
+def left_out(files: CodeFiles, results: ResultPaths) -> Iterator[str]:
+    """What to tell about files that are not packed although no pattern leaves them out."""
+    if files.results:
+        # Names of files are anybody's: repr() keeps them from driving a terminal.
+        counts = Counter(str(results.place_of(path)) for path in files.results)
+        places = [f"{place!r} ({count} {'file' if count == 1 else 'files'})" for place, count in counts.items()]
+        yield (
+            f"not packed: {_listed(places)}: the job writes "
+            "its outputs or checkpoints there, and files of an earlier run are none of its results. If the job needs "
+            "them, store them with 'yard artifacts put' and name the artifact in spec.inputs, with another path"
+        )
+    if files.credentials:
+        yield (
+            f"not packed: {_listed([repr(path.as_posix()) for path in files.credentials])}: looks like credentials, "
+            "which are not stored with code. Give them to the job with spec.secrets"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+def _results(spec: Spec) -> ResultPaths:
+    checkpoints = spec.checkpoints
+    return ResultPaths.of(
+        [output.path for output in spec.outputs],
+        checkpoints.path if checkpoints else None,
+        checkpoints.pattern if checkpoints else "",
+    )
 
 
 async def _source(
@@ -69,9 +112,9 @@ async def _source(
     return to_labels(context, f"{diff.name}@{diff.number}")
 
 
-def _files(root: Path, exclude: Sequence[str]) -> list[Path]:
+def _files(root: Path, exclude: Sequence[str], results: ResultPaths) -> CodeFiles:
     try:
-        return pack_code(root, exclude)
+        return pack_code(root, exclude, results=results)
     except ArtifactError as error:
         raise errors.InvalidArgument(error.message, reason=error.reason, hint=error.hint) from None
     except OSError as error:

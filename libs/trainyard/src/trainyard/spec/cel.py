@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from trainyard.spec import quantities
-from trainyard.spec.fields import MOUNT, RELATIVE, RESERVED_MOUNTS
+from trainyard.spec.fields import CREDENTIALS_IN_URL, CREDENTIALS_WORDS, MOUNT, RELATIVE, RESERVED_MOUNTS
 from trainyard.spec.model import TORCHRUN_VARIABLES
 
 Schema = dict[str, Any]
@@ -94,6 +94,9 @@ OF_PATH: Final[dict[str, tuple[Rule, ...]]] = {
             "prints, with the folder packed and stored",
             "path",
         ),
+    ),
+    "spec.code.git.url": (
+        Rule(f"!self.matches('{CREDENTIALS_IN_URL}')", f"has credentials; allowed: {CREDENTIALS_WORDS}"),
     ),
     "spec.env": (
         Rule("self.all(name, !name.startsWith('TRAINYARD_'))", _USERS_OWN),

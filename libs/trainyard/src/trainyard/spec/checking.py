@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainyard.source import redacted
 from trainyard.spec.explain import MISSING, TOO_FEW, UNKNOWN, Finding, describe, explain, kind_of
 from trainyard.spec.model import API_VERSION, KIND, TrainingJob
 from trainyard.spec.problems import Path, Problem, field_path
@@ -101,7 +102,7 @@ class Checker:
         )
 
     def _shown(self, path: Path) -> str:
-        """The offending value as the document writes it, shortened."""
+        """The offending value as the document writes it, shortened, and without credentials in URLs."""
         if path in self._tree.spelling:
             return self._tree.spelling[path]
         value = self._tree.data
@@ -110,7 +111,7 @@ class Checker:
                 value = value[part]
             except (KeyError, IndexError, TypeError):
                 return ""
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = redacted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 

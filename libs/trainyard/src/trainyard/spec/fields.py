@@ -45,6 +45,21 @@ EnvName = Annotated[str, _text(ENV_NAME, ENV_WORDS, 255)]
 """A variable that someone else sets; `Variable` is one of the user's."""
 Undashed = Annotated[str, _text(r"^[^-\s]\S*$", "a text without spaces that does not begin with '-'", 2048)]
 """What is handed to a program as an argument and must not be taken for an option."""
+CREDENTIALS_IN_URL = r"://[^/]*:[^/]*@|[Hh][Tt][Tt][Pp][Ss]?://([^/]*@|[^?]*[?])"
+"""In the URL of a repository: a password, or over HTTP any user or query. The user of ssh is no secret."""
+CREDENTIALS_WORDS = (
+    "the URL without user, password and query; give git what it asks for with spec.secrets, for instance as "
+    "GIT_CONFIG_VALUE_0"
+)
+
+
+def _check_url(url: str) -> str:
+    if re.search(CREDENTIALS_IN_URL, url):
+        refuse("has credentials, which everyone who sees the job could read", allowed=CREDENTIALS_WORDS)
+    return url
+
+
+RepositoryUrl = Annotated[Undashed, AfterValidator(_check_url)]
 _ARTIFACT = r"[a-z0-9][a-z0-9._-]*"  # as in artifacts.proto: what is accepted here, the store takes
 _SELECTOR = r"[a-z][a-z0-9._-]*|[0-9]+"
 ArtifactName = Annotated[

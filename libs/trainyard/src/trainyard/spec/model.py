@@ -29,6 +29,7 @@ from trainyard.spec.fields import (
     Name,
     ObjectName,
     RelativePath,
+    RepositoryUrl,
     SecretKey,
     StepPattern,
     Undashed,
@@ -86,8 +87,9 @@ class Metadata(Part):
 
 
 class GitSource(Part):
-    url: Undashed = Field(
-        description="Repository to clone, on the machine where the workers run.",
+    url: RepositoryUrl = Field(
+        description="Repository to clone, on the machine where the workers run. It must hold no credentials: variables "
+        "of `env` and `secrets` that begin with `GIT_` are given to git.",
         examples=["https://example.com/team/train.git"],
     )
     ref: Undashed = Field(description="Commit, tag or branch. A commit makes the job repeatable.", examples=["v1.4.0"])
@@ -100,7 +102,8 @@ class Code(Part):
     path: Annotated[str, Field(min_length=1, max_length=4096)] | None = Field(
         default=None,
         description="Folder on the submitting machine, relative to the document. It is packed (without what "
-        "`.gitignore` and `.yardignore` name), stored, and unpacked where the workers run.",
+        "`.gitignore` and `.yardignore` name, what looks like credentials, and what lies where the job writes outputs "
+        "and checkpoints), stored, and unpacked where the workers run.",
         examples=["."],
     )
     exclude: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(max_length=256)] = Field(
