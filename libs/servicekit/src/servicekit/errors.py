@@ -157,6 +157,16 @@ def disk_failed(error: Exception, whose: str) -> ServiceError:
     )
 
 
+def attempt_ended(job_id: str, fence: int) -> FailedPrecondition:
+    """The error for the token of an attempt that is over."""
+    return FailedPrecondition(
+        f"attempt {fence} of job {job_id} has ended: its token stores nothing more",
+        reason="AttemptEnded",
+        hint="end this process: it belongs to an attempt that is over",
+        fields={"fence": str(fence)},
+    )
+
+
 def stale_fence(job_id: str, fence: int, highest: int) -> FailedPrecondition:
     """The error for an attempt that another one has replaced."""
     return FailedPrecondition(

@@ -1,4 +1,4 @@
-"""The highest fence seen of every job: whoever comes with a lower one is a zombie.
+"""The highest fence seen of every job: whoever comes with a lower one is a zombie, and so is an attempt that is over.
 
 A fence is seen as soon as an attempt calls anything here, so a new attempt shuts out the old ones by looking for its
 checkpoint.
@@ -7,9 +7,10 @@ checkpoint.
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import NamedTuple
 
 from servicekit.auth import Principal
-from servicekit.errors import stale_fence
+from servicekit.errors import attempt_ended, stale_fence
 from servicekit.store import Store
 from sqlmodel import Session
 
@@ -18,41 +19,71 @@ from trainyard_artifacts.tables import FenceRow
 _REMEMBERED = 10_000
 
 
+class Fence(NamedTuple):
+    """Of a job.
+
+    Attributes:
+        highest: that was seen.
+        closed: the highest of an attempt that is over; -1 for none.
+    """
+
+    highest: int
+    closed: int
+
+
 class Fences:
     """Remembers fences in the store; keeps the recent ones at hand, so that a known fence costs no write."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], Fence] = OrderedDict()
 
     async def observe(self, principal: Principal) -> None:
-        """Takes note of the fence of an attempt that calls."""
+        """Takes note of the fence of an attempt that calls.
+
+        Raises:
+            FailedPrecondition: AttemptEnded.
+        """
         if principal.kind != "attempt":
             return
         key = (principal.workspace, principal.job_id)
-        if self._known.get(key, -1) >= principal.fence:
-            return
-        highest = await self._store.write(lambda session: _raise(session, *key, principal.fence))
-        self._known[key] = highest
+        known = self._known.get(key)
+        if known is None or known.highest < principal.fence:
+            known = await self._remember(key, highest=principal.fence)
+        if principal.fence <= known.closed:
+            raise attempt_ended(principal.job_id, principal.fence)
+
+    async def close(self, workspace: str, job_id: str, fence: int) -> None:
+        """The attempt with this fence is over, and so are all before it: they store nothing more."""
+        await self._remember((workspace, job_id), highest=fence, closed=fence)
+
+    async def _remember(self, key: tuple[str, str], *, highest: int, closed: int = -1) -> Fence:
+        found = await self._store.write(lambda session: _raise(session, *key, highest, closed))
+        self._known[key] = found
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
+        return found
 
 
 def check(session: Session, workspace: str, job_id: str, fence: int) -> None:
-    """Refuses a fence lower than the highest seen, else takes note of it. To be called in the transaction that uses it.
+    """Refuses a fence lower than the highest seen, or of an attempt that is over; else takes note of it.
+
+    To be called in the transaction that uses it.
 
     Raises:
-        FailedPrecondition: StaleFence.
+        FailedPrecondition: StaleFence, AttemptEnded.
     """
-    highest = _raise(session, workspace, job_id, fence)
-    if fence < highest:
-        raise stale_fence(job_id, fence, highest)
+    found = _raise(session, workspace, job_id, fence)
+    if fence < found.highest:
+        raise stale_fence(job_id, fence, found.highest)
+    if fence <= found.closed:
+        raise attempt_ended(job_id, fence)
 
 
-def _raise(session: Session, workspace: str, job_id: str, fence: int) -> int:
+def _raise(session: Session, workspace: str, job_id: str, fence: int, closed: int = -1) -> Fence:
     row = session.get(FenceRow, (workspace, job_id))
     if row is None:
         row = FenceRow(workspace=workspace, job_id=job_id, fence=fence)
-    row.fence = max(row.fence, fence)
+    row.fence, row.closed = max(row.fence, fence), max(row.closed, closed)
     session.add(row)
-    return row.fence
+    return Fence(row.fence, row.closed)

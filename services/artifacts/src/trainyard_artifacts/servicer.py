@@ -6,12 +6,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
-from servicekit.auth import current_principal, require_user
+from servicekit.auth import current_principal, require_user, require_workspace
 from servicekit.errors import InvalidArgument
 from servicekit.store import Store
 from sqlmodel import Session
 from trainyard.artifacts import manifest
 from trainyard_protos.v1 import artifacts_pb2 as pb
+from trainyard_protos.v1 import metrics_pb2
 from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceServicer
 
 from trainyard_artifacts import catalog, fences, files, lineage, listing, retention
@@ -141,6 +142,19 @@ class ArtifactServicer(ArtifactServiceServicer):
         reference = parse_reference(request.reference)
         await self._store.write(lambda session: catalog.remove(session, catalog.find(session, workspace, reference)))
         return pb.DeleteVersionResponse()
+
+    async def CloseAttempt(
+        self, request: metrics_pb2.CloseAttemptRequest, context: Context
+    ) -> metrics_pb2.CloseAttemptResponse:
+        require_user()
+        if not request.job_id or request.fence < 0:
+            raise InvalidArgument(
+                f"attempt {request.fence} of job '{request.job_id}'",
+                reason="BadAttempt",
+                hint="give the attempt's job and its fence",
+            )
+        await self._fences.close(require_workspace(request.workspace), request.job_id, request.fence)
+        return metrics_pb2.CloseAttemptResponse()
 
     async def RecordUse(self, request: pb.RecordUseRequest, context: Context) -> pb.RecordUseResponse:
         workspace = await self._enter(request.workspace)

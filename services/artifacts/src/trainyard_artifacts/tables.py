@@ -61,13 +61,14 @@ class AliasRow(SQLModel, table=True):
 
 
 class FenceRow(SQLModel, table=True):
-    """The highest fence seen of a job."""
+    """The highest fence seen of a job, and the highest of an attempt that is over."""
 
     __tablename__ = "artifact_fence"
 
     workspace: str = Field(primary_key=True)
     job_id: str = Field(primary_key=True)
     fence: int
+    closed: int = -1
 
 
 class PartRow(SQLModel, table=True):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from weakref import WeakSet
 
 from servicekit.auth import Principal
-from servicekit.errors import FailedPrecondition, InvalidArgument, PermissionDenied
+from servicekit.errors import InvalidArgument, PermissionDenied, attempt_ended
 from servicekit.store import Store
 from sqlmodel import Session
 from trainyard_protos.v1 import metrics_pb2 as pb
@@ -44,7 +44,7 @@ class Admission:
             PermissionDenied: NotGranted.
         """
         if self.closed:
-            raise _ended(self.principal)
+            raise attempt_ended(self.principal.job_id, self.principal.fence)
         if self.writers is not None and writer_id not in self.writers:
             raise _not_granted(f"writer '{writer_id[:100]}' of run {self.run_id}")
 
@@ -94,7 +94,7 @@ def admitted(session: Session, principal: Principal, run_id: str) -> frozenset[s
     if principal.kind == "attempt":
         fence = session.get(FenceRow, (principal.workspace, principal.job_id))
         if fence is not None and principal.fence <= fence.closed:
-            raise _ended(principal)
+            raise attempt_ended(principal.job_id, principal.fence)
     if principal.kind != "delivery":
         return None
     row = session.get(UndeliveredRow, run_id)
@@ -134,14 +134,6 @@ def _check(request: pb.CloseAttemptRequest) -> None:
             reason="TooManyWriters",
             hint=f"at most {MAX_WRITERS:,} with {_MAX_WRITERS_BYTES:,} characters together",
         )
-
-
-def _ended(principal: Principal) -> FailedPrecondition:
-    return FailedPrecondition(
-        f"attempt {principal.fence} of job {principal.job_id} has ended: its token stores nothing more",
-        reason="AttemptEnded",
-        hint="what it had not delivered, its launcher delivers",
-    )
 
 
 def _not_granted(what: str) -> PermissionDenied:

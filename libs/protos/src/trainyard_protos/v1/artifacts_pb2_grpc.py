@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from trainyard_protos.v1 import artifacts_pb2 as trainyard_dot_v1_dot_artifacts__pb2
+from trainyard_protos.v1 import metrics_pb2 as trainyard_dot_v1_dot_metrics__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -93,6 +94,11 @@ class ArtifactServiceStub:
                 '/trainyard.v1.ArtifactService/ReadFile',
                 request_serializer=trainyard_dot_v1_dot_artifacts__pb2.ReadFileRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_artifacts__pb2.ReadFileResponse.FromString,
+                _registered_method=True)
+        self.CloseAttempt = channel.unary_unary(
+                '/trainyard.v1.ArtifactService/CloseAttempt',
+                request_serializer=trainyard_dot_v1_dot_metrics__pb2.CloseAttemptRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_metrics__pb2.CloseAttemptResponse.FromString,
                 _registered_method=True)
         self.RecordUse = channel.unary_unary(
                 '/trainyard.v1.ArtifactService/RecordUse',
@@ -198,6 +204,13 @@ class ArtifactServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CloseAttempt(self, request, context):
+        """The end of an attempt: from now on its token does nothing here. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RecordUse(self, request, context):
         """Notes that a job works with a version. Repeating it is harmless.
         """
@@ -287,6 +300,11 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
                     servicer.ReadFile,
                     request_deserializer=trainyard_dot_v1_dot_artifacts__pb2.ReadFileRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_artifacts__pb2.ReadFileResponse.SerializeToString,
+            ),
+            'CloseAttempt': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseAttempt,
+                    request_deserializer=trainyard_dot_v1_dot_metrics__pb2.CloseAttemptRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_metrics__pb2.CloseAttemptResponse.SerializeToString,
             ),
             'RecordUse': grpc.unary_unary_rpc_method_handler(
                     servicer.RecordUse,
@@ -633,6 +651,33 @@ class ArtifactService:
             '/trainyard.v1.ArtifactService/ReadFile',
             trainyard_dot_v1_dot_artifacts__pb2.ReadFileRequest.SerializeToString,
             trainyard_dot_v1_dot_artifacts__pb2.ReadFileResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseAttempt(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.ArtifactService/CloseAttempt',
+            trainyard_dot_v1_dot_metrics__pb2.CloseAttemptRequest.SerializeToString,
+            trainyard_dot_v1_dot_metrics__pb2.CloseAttemptResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,6 +10,7 @@ digest is the BLAKE3 hash of its canonical manifest. Chunks are deduplicated wit
 from collections import abc as _abc
 from grpc import aio as _aio
 from trainyard_protos.v1 import artifacts_pb2 as _artifacts_pb2
+from trainyard_protos.v1 import metrics_pb2 as _metrics_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -54,6 +55,8 @@ class ArtifactServiceStub:
     """Files of a version, page by page, without its chunks."""
     ReadFile: _grpc.UnaryStreamMultiCallable[_artifacts_pb2.ReadFileRequest, _artifacts_pb2.ReadFileResponse]
     """Bytes of one file, or of a part of it, verified, without the rest of the version."""
+    CloseAttempt: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.CloseAttemptRequest, _metrics_pb2.CloseAttemptResponse]
+    """The end of an attempt: from now on its token does nothing here. May be repeated."""
     RecordUse: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.RecordUseRequest, _artifacts_pb2.RecordUseResponse]
     """Notes that a job works with a version. Repeating it is harmless."""
     GetLineage: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.GetLineageRequest, _artifacts_pb2.Lineage]
@@ -84,6 +87,8 @@ class ArtifactServiceAsyncStub(ArtifactServiceStub):
     """Files of a version, page by page, without its chunks."""
     ReadFile: _aio.UnaryStreamMultiCallable[_artifacts_pb2.ReadFileRequest, _artifacts_pb2.ReadFileResponse]  # type: ignore[assignment]
     """Bytes of one file, or of a part of it, verified, without the rest of the version."""
+    CloseAttempt: _aio.UnaryUnaryMultiCallable[_metrics_pb2.CloseAttemptRequest, _metrics_pb2.CloseAttemptResponse]  # type: ignore[assignment]
+    """The end of an attempt: from now on its token does nothing here. May be repeated."""
     RecordUse: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.RecordUseRequest, _artifacts_pb2.RecordUseResponse]  # type: ignore[assignment]
     """Notes that a job works with a version. Repeating it is harmless."""
     GetLineage: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.GetLineageRequest, _artifacts_pb2.Lineage]  # type: ignore[assignment]
@@ -183,6 +188,14 @@ class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_artifacts_pb2.ReadFileResponse], _abc.AsyncIterator[_artifacts_pb2.ReadFileResponse]]:
         """Bytes of one file, or of a part of it, verified, without the rest of the version."""
+
+    @_abc_1.abstractmethod
+    def CloseAttempt(
+        self,
+        request: _metrics_pb2.CloseAttemptRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.CloseAttemptResponse, _abc.Awaitable[_metrics_pb2.CloseAttemptResponse]]:
+        """The end of an attempt: from now on its token does nothing here. May be repeated."""
 
     @_abc_1.abstractmethod
     def RecordUse(

@@ -937,7 +937,7 @@ class CloseAttemptRequest(_message.Message):
     """the attempt's; it and all lower ones are closed"""
     @_builtins.property
     def undelivered_writers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """whose records are still to be delivered; at most 10,000"""
+        """whose records are still to be delivered to metrics; at most 10,000"""
 
     def __init__(
         self,
