@@ -68,6 +68,13 @@ async def test_what_was_undelivered_is_delivered_after_the_end(each_ingestor):
     assert [found.run.fence for found in newest] == [2]
 
 
+async def test_what_a_dead_agent_left_is_delivered_before_the_end_is_told(ingestor):
+    await open_run(ingestor.attempt(1))
+    delivery = ingestor.attempt(1, delivery=True)
+    await open_run(delivery)
+    assert await append(delivery, points([1.0])) == {"w": 1}
+
+
 async def test_a_delivery_takes_writers_that_were_named_alone(ingestor):
     await close(ingestor, undelivered=["w"])
     delivery = ingestor.attempt(1, delivery=True)

@@ -1,7 +1,7 @@
 """The end of an attempt: its token stores nothing more, and what is undelivered comes with a delivery token.
 
-A delivery token writes to the run of its attempt alone, and there to the writers that were named when the attempt was
-closed.
+A delivery token writes to the run of its attempt alone, and once the attempt is closed, there to the writers that were
+named with that.
 """
 
 from __future__ import annotations
@@ -91,12 +91,11 @@ def admitted(session: Session, principal: Principal, run_id: str) -> frozenset[s
         FailedPrecondition: AttemptEnded.
         PermissionDenied: NotGranted.
     """
-    if principal.kind == "attempt":
-        fence = session.get(FenceRow, (principal.workspace, principal.job_id))
-        if fence is not None and principal.fence <= fence.closed:
-            raise attempt_ended(principal.job_id, principal.fence)
-    if principal.kind != "delivery":
+    fence = session.get(FenceRow, (principal.workspace, principal.job_id))
+    if fence is None or principal.fence > fence.closed or principal.kind == "user":
         return None
+    if principal.kind == "attempt":
+        raise attempt_ended(principal.job_id, principal.fence)
     row = session.get(UndeliveredRow, run_id)
     if row is None:
         raise _not_granted(f"run {run_id}")
