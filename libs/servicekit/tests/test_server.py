@@ -16,7 +16,7 @@ from servicekit.auth import (
 from servicekit.errors import ERROR_KEY, PROBLEMS_KEY, InvalidArgument, NotFound
 from servicekit.limits import CallLimiter, Rate
 from trainyard.channel import connect
-from trainyard_protos.v1 import common_pb2, yard_pb2, yard_pb2_grpc
+from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, yard_pb2, yard_pb2_grpc
 
 
 class Yard(yard_pb2_grpc.YardServiceServicer):
@@ -39,6 +39,14 @@ class Yard(yard_pb2_grpc.YardServiceServicer):
             yield yard_pb2.AttachResponse()
 
 
+class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    async def SubmitBatch(self, request, context):
+        return scheduler_pb2.SubmitBatchResponse()
+
+    async def GetJob(self, request, context):
+        return scheduler_pb2.Job(id=request.id)
+
+
 @pytest.fixture
 def tokens(tmp_path):
     return AttemptTokens.load_or_create(tmp_path)
@@ -49,6 +57,7 @@ async def endpoint(tmp_path, tokens):
     limiter = CallLimiter({"attempt": Rate(per_s=1e-6, burst=3)})
     server = servers.build(Authenticator(bearer_token(tmp_path), tokens), CollectorRegistry(), limiter=limiter)
     yard_pb2_grpc.add_YardServiceServicer_to_server(Yard(), server)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(Scheduler(), server)
     port = servers.listen(server, "127.0.0.1", 0)
     await server.start()
     yield f"127.0.0.1:{port}"
@@ -235,3 +244,66 @@ async def test_listening_beyond_loopback_without_tls_is_refused(tokens):
 def test_connecting_beyond_loopback_without_a_root_certificate_is_refused():
     with pytest.raises(ValueError, match="root certificate"):
         connect("192.0.2.1:443", "token")
+
+
+def reason_of(error):
+    return common_pb2.ErrorInfo.FromString(dict(error.trailing_metadata())[ERROR_KEY]).reason
+
+
+async def test_a_caller_without_a_token_is_refused_before_any_message_is_received(endpoint):
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        unary = channel.stream_unary("/trainyard.v1.YardService/Info")()  # of which it sends no message
+        error = await status_of(unary)
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.UNAUTHENTICATED, "NoToken")
+
+
+async def test_a_request_of_millions_of_empty_messages_is_refused_before_it_is_parsed(endpoint, tokens):
+    token, _ = tokens.mint("default", "job", "a", 1, ttl_s=60)
+    bomb = connect(endpoint, token).unary_unary("/trainyard.v1.SchedulerService/SubmitBatch")
+    error = await status_of(bomb(b"\x0a\x00" * 4_000_000))
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "TooManyFields")
+
+
+async def test_a_message_within_a_stream_is_counted_too(endpoint, tmp_path):
+    stream = connect(endpoint, bearer_token(tmp_path)).stream_stream("/trainyard.v1.YardService/Attach")()
+    await stream.write(b"\x0a\x00" * 5_000)
+    assert reason_of(await status_of(stream.read())) == "TooManyFields"
+
+
+async def test_each_method_bounds_the_size_of_its_requests(endpoint, tmp_path):
+    stub = scheduler_pb2_grpc.SchedulerServiceStub(connect(endpoint, bearer_token(tmp_path)))
+    error = await status_of(stub.GetJob(scheduler_pb2.GetJobRequest(id="x" * 300_000)))
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.INVALID_ARGUMENT, "RequestTooLarge")
+    document = scheduler_pb2.Document(text="x" * 1_000_000)
+    batch = scheduler_pb2.SubmitBatchRequest(requests=[scheduler_pb2.SubmitRequest(document=document)] * 5)
+    await stub.SubmitBatch(batch)
+
+
+async def test_bytes_that_are_no_message_are_the_callers_error(endpoint, tmp_path):
+    call = connect(endpoint, bearer_token(tmp_path)).unary_unary("/trainyard.v1.YardService/Info")
+    assert reason_of(await status_of(call(b"\xff" * 10))) == "MalformedRequest"
+
+
+@pytest.mark.parametrize("algorithm", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+async def test_a_compressed_request_is_refused_without_a_line_in_the_log(endpoint, tmp_path, algorithm, capfd):
+    async with grpc.aio.insecure_channel(endpoint, compression=algorithm) as channel:
+        metadata = [("authorization", f"Bearer {bearer_token(tmp_path)}")]
+        call = channel.unary_unary("/trainyard.v1.SchedulerService/SubmitBatch")
+        error = await status_of(call(b"\x0a\x00" * 5000, metadata=metadata))
+    assert (error.code(), "is disabled" in error.details()) == (grpc.StatusCode.UNIMPLEMENTED, True)
+    assert capfd.readouterr().err == ""
+
+
+async def test_refused_tokens_are_counted_and_flood_no_log(tmp_path, tokens, caplog):
+    registry = CollectorRegistry()
+    server = servers.build(Authenticator(bearer_token(tmp_path), tokens), registry)
+    yard_pb2_grpc.add_YardServiceServicer_to_server(Yard(), server)
+    endpoint = f"127.0.0.1:{servers.listen(server, '127.0.0.1', 0)}"
+    await server.start()
+    for _ in range(50):
+        await status_of(yard(endpoint, "nonsense").Info(yard_pb2.InfoRequest()))
+    await server.stop(None)
+    labels = {"method": "/trainyard.v1.YardService/Info", "reason": "BadToken"}
+    assert registry.get_sample_value("trainyard_refused_tokens_total", labels) == 50
+    (line,) = (record for record in caplog.records if record.name == "servicekit.refusals")
+    assert (line.peer, line.method, line.reason) == ("ipv4:127.0.0.1", labels["method"], labels["reason"])

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from trainyard.channel import OPTIONS, is_loopback
 
-from servicekit.auth import Authenticator, set_principal
+from servicekit.auth import Authenticator, current_principal, set_principal
 from servicekit.certificates import Tls as Tls
 from servicekit.certificates import grpc_credentials
-from servicekit.errors import Internal, PermissionDenied, ServiceError
+from servicekit.errors import DeadlineExceeded, Internal, PermissionDenied, ServiceError, Unauthenticated
 from servicekit.limits import CallLimiter
+from servicekit.refusals import Refusals
+from servicekit.requests import ParsedRequests, RequestReader
 
 logger = logging.getLogger(__name__)
 
-_OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"})
 # Who calls these has no token of the yard yet: they find out themselves who it is, and bound what that costs. Counting
 # strangers together here would let one of them keep all others out.
-_INTRODUCTIONS = frozenset({"/trainyard.v1.AgentService/Join"})
+_INTRODUCTIONS = frozenset(
+    {"/trainyard.v1.AgentService/Join", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
+)
+_INTRODUCTIONS_AT_ONCE = 16  # requests of one method that are being received
+_INTRODUCTION_TIMEOUT_S = 10.0
+_TOKEN_REFUSED = frozenset({"JoinRefused", "DeliveryOnly"})  # reasons of PERMISSION_DENIED that are about the token
 # An agent that was cut off for longer than its token lives gets its next one here.
 _RENEWALS = frozenset({"/trainyard.v1.AgentService/Session"})
 # All that a delivery token is good for.
@@ -42,76 +50,84 @@ class Calls:
 
 
 class _Guard(grpc.aio.ServerInterceptor):
-    """Wraps each method: who is calling first, then the method, then its errors as statuses."""
+    """Wraps each method: who is calling first, then the request, then the method, then its errors as statuses.
 
-    def __init__(self, authenticator: Authenticator, calls: Calls, limiter: CallLimiter) -> None:
+    The caller is known from the metadata: a call that is refused ends before any of its messages is received. What is
+    received is measured on the encoded bytes before it is parsed.
+    """
+
+    def __init__(self, authenticator: Authenticator, calls: Calls, limiter: CallLimiter, refusals: Refusals) -> None:
         self._authenticator = authenticator
         self._calls = calls
         self._limiter = limiter
+        self._refusals = refusals
         self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
         method = str(details.method)
-        known = self._wrapped.get(method)
-        if known is not None:
-            return known
-        handler = await continuation(details)
-        if handler is None or method in _OPEN_METHODS:
-            return handler
-        wrapped = self._wrap(method, handler)
-        self._wrapped[method] = wrapped
+        wrapped = self._wrapped.get(method)
+        if wrapped is None:
+            handler = await continuation(details)
+            if handler is None:
+                return None
+            wrapped = self._wrapped[method] = self._wrap(method, handler)
+        if method not in _INTRODUCTIONS:
+            try:
+                self._admit(method, details)
+            except ServiceError as error:
+                return self._refuse(method, error)
         return wrapped
 
-    def _wrap(self, method: str, handler: Any) -> Any:
-        if handler.response_streaming:
-            behaviour = handler.stream_stream if handler.request_streaming else handler.unary_stream
-            make = (
-                grpc.stream_stream_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_stream_rpc_method_handler
-            )
-            wrapped: Callable[..., Any] = self._streaming(method, behaviour, takes_stream=handler.request_streaming)
-        else:
-            behaviour = handler.stream_unary if handler.request_streaming else handler.unary_unary
-            make = (
-                grpc.stream_unary_rpc_method_handler
-                if handler.request_streaming
-                else grpc.unary_unary_rpc_method_handler
-            )
-            wrapped = self._unary(method, behaviour, takes_stream=handler.request_streaming)
-        return make(wrapped, handler.request_deserializer, handler.response_serializer)
-
-    def _admit(self, method: str, service: str, context: grpc.aio.ServicerContext[Any, Any]) -> Callable[[], None]:
-        """Lets a call in, or refuses it; returns what refuses its next message once its token has expired."""
-        if method in _INTRODUCTIONS:
-            return _never_expires
+    def _admit(self, method: str, details: grpc.HandlerCallDetails) -> None:
         header = ""
-        for key, value in context.invocation_metadata() or ():
+        for key, value in details.invocation_metadata or ():
             if key == "authorization":
                 header = value if isinstance(value, str) else value.decode(errors="replace")
-        renewing = method in _RENEWALS
-        principal = self._authenticator.authenticate(header, renewing=renewing)
+        principal = self._authenticator.authenticate(header, renewing=method in _RENEWALS)
         if principal.kind == "delivery" and method not in _DELIVERIES:
             raise PermissionDenied(
                 f"a delivery token may not call {method}",
                 reason="DeliveryOnly",
                 hint="it delivers the records of an attempt that is over",
             )
-        self._limiter.admit(principal, service)
-        set_principal(principal)
-        return _never_expires if renewing else principal.check
+        self._limiter.admit(principal, _service_of(method))
+        set_principal(principal)  # the handler runs in the same task
 
-    def _unary(self, method: str, behaviour: Callable[..., Any], *, takes_stream: bool) -> Callable[..., Any]:
+    def _refuse(self, method: str, error: ServiceError) -> grpc.RpcMethodHandler[Any, Any]:
+        # Of streams gRPC receives what the method asks for: this one asks for nothing, whatever kind the client calls.
+        async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await self._fail(method, error, context)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _wrap(self, method: str, handler: Any) -> Any:
+        behaviour = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
+        takes_stream = handler.request_streaming
+        if method in _INTRODUCTIONS:
+            # Taken as a stream: its message is received when it is asked for, not as soon as the call comes.
+            behaviour, takes_stream = _introduced(behaviour), True
+        requests = _Requests(
+            RequestReader(method, handler.request_deserializer), takes_stream, method in _INTRODUCTIONS | _RENEWALS
+        )
+        if handler.response_streaming:
+            make = grpc.stream_stream_rpc_method_handler if takes_stream else grpc.unary_stream_rpc_method_handler
+            wrapped: Callable[..., Any] = self._streaming(method, behaviour, requests)
+        else:
+            make = grpc.stream_unary_rpc_method_handler if takes_stream else grpc.unary_unary_rpc_method_handler
+            wrapped = self._unary(method, behaviour, requests)
+        return make(wrapped, None, handler.response_serializer)
+
+    def _unary(self, method: str, behaviour: Callable[..., Any], requests: _Requests) -> Callable[..., Any]:
         seconds = self._calls.seconds.labels(method)
         done = self._calls.handled.labels(method, "OK")
-        service = _service_of(method)
 
         @functools.wraps(behaviour)
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        async def call(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
             try:
-                check = self._admit(method, service, context)
-                response = await behaviour(_checked(request, check) if takes_stream else request, context)
+                request, _ = await requests.of(raw)
+                del raw
+                response = await behaviour(request, context)
             except Exception as error:
                 await self._fail(method, error, context)
                 raise AssertionError("abort raises") from error
@@ -121,15 +137,15 @@ class _Guard(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _streaming(self, method: str, behaviour: Callable[..., Any], *, takes_stream: bool) -> Callable[..., Any]:
+    def _streaming(self, method: str, behaviour: Callable[..., Any], requests: _Requests) -> Callable[..., Any]:
         done = self._calls.handled.labels(method, "OK")
-        service = _service_of(method)
 
         @functools.wraps(behaviour)
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        async def call(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
             try:
-                check = self._admit(method, service, context)
-                responses = behaviour(_checked(request, check) if takes_stream else request, context)
+                request, check = await requests.of(raw)
+                del raw
+                responses = behaviour(request, context)
                 if inspect.isawaitable(responses):  # a servicer that writes through the context
                     await responses
                 else:
@@ -153,6 +169,8 @@ class _Guard(grpc.aio.ServerInterceptor):
                 hint="this is a defect: the yard's log has the details",
             )
         self._calls.handled.labels(method, error.code.name).inc()
+        if isinstance(error, Unauthenticated) or error.reason in _TOKEN_REFUSED:
+            self._refusals.add(context.peer(), method, error.reason)
         await context.abort(error.code, error.message, trailing_metadata=error.trailing_metadata())
 
 
@@ -160,10 +178,38 @@ def _never_expires() -> None:
     pass
 
 
-async def _checked(messages: AsyncIterator[Any], check: Callable[[], None]) -> AsyncIterator[Any]:
-    async for message in messages:
-        check()
-        yield message
+@dataclass(frozen=True, slots=True)
+class _Requests:
+    """What a method is given: its request, or its stream of requests, which ends when the caller's token does."""
+
+    reader: RequestReader
+    takes_stream: bool
+    never_expires: bool
+
+    async def of(self, raw: Any) -> tuple[Any, Callable[[], None]]:
+        """The request; and what refuses the next message once the token has expired."""
+        check = _never_expires if self.never_expires else current_principal().check
+        return (ParsedRequests(raw, self.reader, check) if self.takes_stream else await self.reader.read(raw)), check
+
+
+def _introduced(behaviour: Callable[..., Any]) -> Callable[..., Any]:
+    """A method with one request, for anybody: few requests are received at once, and none for long."""
+    receiving = asyncio.Semaphore(_INTRODUCTIONS_AT_ONCE)
+
+    @functools.wraps(behaviour)
+    async def call(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            async with asyncio.timeout(_INTRODUCTION_TIMEOUT_S), receiving:
+                request = await anext(requests)
+        except (TimeoutError, StopAsyncIteration):
+            raise DeadlineExceeded(
+                f"no request was received within {_INTRODUCTION_TIMEOUT_S:g} s",
+                reason="NoRequest",
+                hint="send the request together with the call; try again",
+            ) from None
+        return await behaviour(request, context)
+
+    return call
 
 
 def _service_of(method: str) -> str:
@@ -175,15 +221,17 @@ def build(
     registry: CollectorRegistry,
     before: Sequence[grpc.aio.ServerInterceptor] = (),
     limiter: CallLimiter | None = None,
+    refusals: Refusals | None = None,
 ) -> grpc.aio.Server:
     """A server without a port. Register services, `listen`, then start it. `before` runs ahead of authentication."""
     options = (
         *OPTIONS,
+        ("grpc.compression_enabled_algorithms_bitset", 1),  # none but identity: see decision 0026
         ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server on it
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.keepalive_permit_without_calls", 1),
     )
-    guard = _Guard(authenticator, Calls(registry), limiter or CallLimiter())
+    guard = _Guard(authenticator, Calls(registry), limiter or CallLimiter(), refusals or Refusals(registry))
     return grpc.aio.server(interceptors=[*before, guard], options=options)
 
 

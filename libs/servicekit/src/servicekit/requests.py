@@ -1,0 +1,140 @@
+"""How large the requests of each method may be, checked on the encoded bytes before they are parsed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from servicekit.errors import InvalidArgument
+from servicekit.wire import Malformed, has_more_fields, shape_of
+
+_KIB, _MIB = 1024, 1024 * 1024
+_FIELDS_AT_ONCE = 20_000  # counted or parsed in a few milliseconds; more of them must not hold up other calls
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimit:
+    """Bounds of one message of a request.
+
+    Args:
+        size: encoded bytes.
+        fields: fields, those of nested messages included.
+    """
+
+    size: int
+    fields: int
+
+
+DEFAULT_LIMIT = RequestLimit(256 * _KIB, 4_000)
+"""Of methods that are not in `REQUEST_LIMITS`: most requests name a few things."""
+
+REQUEST_LIMITS: Mapping[str, RequestLimit] = MappingProxyType(
+    {
+        "/grpc.health.v1.Health/Check": RequestLimit(1 * _KIB, 16),
+        "/grpc.health.v1.Health/Watch": RequestLimit(1 * _KIB, 16),
+        "/trainyard.v1.SchedulerService/Submit": RequestLimit(4 * _MIB, 4_000),
+        "/trainyard.v1.SchedulerService/SubmitBatch": RequestLimit(16 * _MIB, 50_000),
+        "/trainyard.v1.SchedulerService/Plan": RequestLimit(4 * _MIB, 4_000),
+        "/trainyard.v1.AttemptService/RegisterPool": RequestLimit(16 * _MIB, 400_000),
+        "/trainyard.v1.AttemptService/ClaimAttempts": RequestLimit(1 * _MIB, 10_000),
+        "/trainyard.v1.AttemptService/ReportAttempt": RequestLimit(4 * _MIB, 10_000),
+        "/trainyard.v1.AttemptService/ReportAttempts": RequestLimit(16 * _MIB, 200_000),
+        "/trainyard.v1.LauncherService/Follow": RequestLimit(1 * _MIB, 100_000),
+        "/trainyard.v1.LauncherService/Shell": RequestLimit(1 * _MIB, 10_000),
+        "/trainyard.v1.AgentService/Session": RequestLimit(16 * _MIB, 200_000),
+        "/trainyard.v1.MetricsService/OpenRun": RequestLimit(8 * _MIB, 200_000),
+        "/trainyard.v1.MetricsService/Append": RequestLimit(16 * _MIB, 700_000),
+        "/trainyard.v1.MetricsService/CloseAttempt": RequestLimit(4 * _MIB, 20_000),
+        "/trainyard.v1.MetricsService/SearchRuns": RequestLimit(1 * _MIB, 20_000),
+        "/trainyard.v1.MetricsService/ListSeries": RequestLimit(1 * _MIB, 20_000),
+        "/trainyard.v1.MetricsService/QuerySeries": RequestLimit(1 * _MIB, 20_000),
+        "/trainyard.v1.MetricsService/WatchSeries": RequestLimit(1 * _MIB, 20_000),
+        "/trainyard.v1.ArtifactService/FindMissing": RequestLimit(1 * _MIB, 30_000),
+        "/trainyard.v1.ArtifactService/GetChunks": RequestLimit(1 * _MIB, 30_000),
+        "/trainyard.v1.ArtifactService/PutChunks": RequestLimit(16 * _MIB, 200_000),
+        # A file's chunk is three fields of 42 bytes: the largest message full of them stays below.
+        "/trainyard.v1.ArtifactService/Commit": RequestLimit(16 * _MIB, 1_300_000),
+        "/trainyard.v1.ArtifactService/CommitPart": RequestLimit(16 * _MIB, 1_300_000),
+    }
+)
+"""By full name of the method."""
+
+
+class RequestReader:
+    """Parses the requests of one method, once they are within its limit.
+
+    Args:
+        method: its full name.
+        parse: `FromString` of its request's class.
+    """
+
+    def __init__(self, method: str, parse: Callable[[bytes], Any]) -> None:
+        self._method = method
+        self._parse = parse
+        self._limit = REQUEST_LIMITS.get(method, DEFAULT_LIMIT)
+        self._shape = shape_of(parse.__self__.DESCRIPTOR)  # type: ignore[attr-defined]  # a class method of a message
+
+    async def read(self, raw: bytes) -> Any:
+        """The request.
+
+        Raises:
+            InvalidArgument: RequestTooLarge, TooManyFields, or MalformedRequest.
+        """
+        if len(raw) > self._limit.size:
+            raise InvalidArgument(
+                f"a request of {len(raw):,} bytes to {self._method}",
+                reason="RequestTooLarge",
+                hint=f"send at most {self._limit.size:,} bytes in one message",
+            )
+        try:
+            if not has_more_fields(raw, self._shape, min(_FIELDS_AT_ONCE, self._limit.fields)):
+                return self._parse(raw)
+            if self._limit.fields > _FIELDS_AT_ONCE:
+                return await asyncio.to_thread(self._read_many, raw)
+        except (Malformed, DecodeError) as error:
+            raise InvalidArgument(
+                f"a request to {self._method} is not an encoded message: {error}",
+                reason="MalformedRequest",
+                hint="use a client of the yard's version, without compression",
+            ) from None
+        raise self._too_many()
+
+    def _read_many(self, raw: bytes) -> Any:
+        if has_more_fields(raw, self._shape, self._limit.fields):
+            raise self._too_many()
+        return self._parse(raw)
+
+    def _too_many(self) -> InvalidArgument:
+        return InvalidArgument(
+            f"a request to {self._method} with more than {self._limit.fields:,} fields",
+            reason="TooManyFields",
+            hint="send fewer things in one message",
+        )
+
+
+class ParsedRequests:
+    """The messages of a request stream, each parsed when it is asked for.
+
+    Args:
+        raw: the encoded messages.
+        reader: parses them.
+        check: raises when the caller may send no more.
+    """
+
+    def __init__(self, raw: AsyncIterable[bytes], reader: RequestReader, check: Callable[[], None]) -> None:
+        self._raw = aiter(raw)
+        self._reader = reader
+        self._check = check
+
+    def __aiter__(self) -> ParsedRequests:
+        return self
+
+    async def __anext__(self) -> Any:
+        raw = await anext(self._raw)
+        self._check()
+        return await self._reader.read(raw)
