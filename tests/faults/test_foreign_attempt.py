@@ -9,6 +9,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from servicekit.auth import AttemptTokens
+from servicekit.grants import Grants
 from trainyard.channel import connect
 from trainyard.home import read_endpoint
 from trainyard_protos.v1 import admin_pb2, artifacts_pb2, launcher_pb2, metrics_pb2, scheduler_pb2, yard_pb2
@@ -115,7 +116,8 @@ def victim(yard, job_file):
 
 def test_a_token_of_one_job_is_refused_by_every_method_that_is_asked_about_another(victim):
     yard, job, attempt = victim
-    token, _ = AttemptTokens.load_or_create(yard.folder).mint("default", "another-job", "another-attempt", 9, 600)
+    tokens = AttemptTokens.load_or_create(yard.folder)
+    token, _ = tokens.mint("default", "another-job", "another-attempt", 9, 600, Grants())
 
     async def all_statuses():
         async with connect(read_endpoint(yard.folder).endpoint, token) as channel:

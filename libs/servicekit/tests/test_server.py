@@ -3,6 +3,7 @@ import time
 import grpc
 import jwt
 import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from prometheus_client import CollectorRegistry
 from servicekit import server as servers
 from servicekit.auth import (
@@ -13,7 +14,9 @@ from servicekit.auth import (
     require_user,
     require_workspace,
 )
-from servicekit.errors import ERROR_KEY, PROBLEMS_KEY, InvalidArgument, NotFound
+from servicekit.errors import ERROR_KEY, PROBLEMS_KEY, InvalidArgument, NotFound, reason_of
+from servicekit.grants import Grants
+from servicekit.ids import new_id
 from servicekit.limits import CallLimiter, Rate
 from trainyard.channel import connect
 from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, yard_pb2, yard_pb2_grpc
@@ -96,6 +99,43 @@ async def test_an_expired_or_foreign_attempt_token_is_refused(endpoint, tokens, 
     for token in (expired, foreign):
         error = await status_of(yard(endpoint, token).Info(yard_pb2.InfoRequest()))
         assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [
+        {"fence": []},
+        {"fence": "1"},
+        {"fence": True},
+        {"fence": 2**31},
+        {"fence": -1},
+        {"ws": 1},
+        {"exp": float("inf")},
+        {"exp": []},
+        {"art": []},
+        {"art": {"w": "name", "r": []}},
+        {"art": {"w": [], "r": [1]}},
+    ],
+)
+async def test_a_signed_token_with_claims_of_another_type_is_refused(endpoint, tmp_path, claims):
+    key = load_pem_private_key((tmp_path / "attempt.key").read_bytes(), password=None)
+    right = {"iss": "trainyard", "sub": "a", "exp": time.time() + 60, "ws": "default", "job": "j", "fence": 1}
+    error = await status_of(
+        yard(endpoint, jwt.encode(right | claims, key, algorithm="EdDSA")).Info(yard_pb2.InfoRequest())
+    )
+    assert (error.code(), reason_of(error)) == (grpc.StatusCode.UNAUTHENTICATED, "BadAttemptToken")
+
+
+def test_grants_come_back_from_a_token_which_stays_small(tokens):
+    names = [f"{number:02}{'long-name.' * 12}" for number in range(64)]
+    grants = Grants.of(write=["model", *names], read=["words", new_id()])
+    token, _ = tokens.mint("default", "job", "a", 1, 60, grants)
+    found = tokens.verify(token).grants
+    assert found == grants
+    assert found.may_write("model") and found.may_write(names[7]) and found.may_read("words")
+    assert not found.may_write("words") and not found.may_write("model-2") and not found.may_write(f"{names[7]}x")
+    assert len(token) < 4096
+    assert tokens.verify(tokens.mint("default", "job", "a", 1, 60)[0]).grants is None
 
 
 async def test_a_call_without_any_token_is_refused(endpoint):

@@ -11,6 +11,7 @@ from blake3 import blake3
 from prometheus_client import CollectorRegistry
 from servicekit import server as servers
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
+from servicekit.grants import Grants
 from sqlalchemy import text
 from trainyard.channel import connect
 from trainyard_artifacts.app import Artifacts
@@ -53,8 +54,10 @@ class Yard:
     def admin(self, token=""):
         return ArtifactAdminServiceStub(self._channel(token or bearer_token(self.home)))
 
-    def attempt(self, *, job="job-1", fence=1, workspace="default"):
-        token, _ = self.tokens.mint(workspace, job, f"{job}-{fence}", fence, 60)
+    def attempt(self, *, job="job-1", fence=1, workspace="default", outputs=(), inputs=()):
+        """An attempt whose job declares these outputs and inputs; with None, its token is of an older version."""
+        named = None if inputs is None else Grants.of(write=outputs, read=inputs)
+        token, _ = self.tokens.mint(workspace, job, f"{job}-{fence}", fence, 60, named)
         return self._stub(token)
 
     def _stub(self, token):

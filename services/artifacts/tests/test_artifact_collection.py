@@ -28,7 +28,7 @@ async def test_chunks_that_nothing_uses_are_collected_and_others_stay(yard, tree
     await store(yard, tree({"a": b"gone"}), "gone")
     part = tree({"a": b"part"})
     fields = {"workspace": "default", "name": "parts", "kind": "output", "idempotency_key": "k"}
-    assert await upload_part(yard.attempt(), part, part=0, parts=2, **fields) is None
+    assert await upload_part(yard.attempt(outputs=["parts"]), part, part=0, parts=2, **fields) is None
     await delete(yard, "gone")
     assert (await yard.app.collector.collect()).chunks == 0  # too young
     await yard.age()
@@ -39,7 +39,7 @@ async def test_chunks_that_nothing_uses_are_collected_and_others_stay(yard, tree
 
 async def test_parts_that_wait_too_long_give_their_chunks_up(yard, tree):
     fields = {"workspace": "default", "name": "parts", "kind": "output", "idempotency_key": "k"}
-    await upload_part(yard.attempt(), tree({"a": b"part"}), part=0, parts=2, **fields)
+    await upload_part(yard.attempt(outputs=["parts"]), tree({"a": b"part"}), part=0, parts=2, **fields)
     await yard.sql("UPDATE artifact_part SET created_ns = 0")
     assert (await yard.app.collector.collect()).parts == 1
     await yard.age()

@@ -75,7 +75,7 @@ async def lineage(yard, **of):
 
 async def test_lineage_goes_both_ways_and_survives_deletion(yard, tree):
     data = await store(yard, tree({"a": b"data"}), "data")
-    job = yard.attempt(job="job-1")
+    job = yard.attempt(job="job-1", inputs=["data"], outputs=["model"])
     for _ in range(2):
         await use(job, data)
     made = await upload(job, tree({"a": b"model"}), workspace="default", name="model", kind="output", inputs=[data.id])
@@ -127,13 +127,13 @@ async def test_a_rule_of_its_own_keeps_the_newest_the_best_and_the_pinned(yard, 
 
 
 async def test_versions_grow_too_old_but_the_newest_checkpoint_of_a_job_stays(yard, tree):
-    facts = {"workspace": "default", "name": "m", "kind": "checkpoint"}
+    facts = {"workspace": "default", "name": "checkpoints-job-1", "kind": "checkpoint"}
     for step in range(3):
         await upload(yard.attempt(), tree({"a": bytes([step])}), checkpoint=pb.CheckpointInfo(step=step), **facts)
-    await retain(yard, ttl_s=3600)
+    await retain(yard, name="checkpoints-job-1", ttl_s=3600)
     await yard.sql("UPDATE artifact_version SET created_ns = created_ns - :ns", ns=int(7200e9))
     assert (await yard.app.collector.collect()).versions == 2
-    assert await numbers(yard) == [3]
+    assert await numbers(yard, "checkpoints-job-1") == [3]
 
 
 async def test_parts_of_a_rule_add_up(yard, tree):

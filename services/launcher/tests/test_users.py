@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import grpc
 import pytest
 from launcher_yard import WAIT_S, Yard, running_yard
 from servicekit.errors import reason_of
+from servicekit.grants import Grants
+from trainyard import spec
 from trainyard.channel import connect
 from trainyard_launcher.backends.process import sweep
 from trainyard_protos.v1 import common_pb2, launcher_pb2, launcher_pb2_grpc, scheduler_pb2
@@ -245,6 +248,37 @@ async def test_an_agent_of_an_attempt_that_is_over_is_told_to_stop(yard: Yard) -
     token, _ = yard.tokens.mint("default", "job", "gone", 1, 60)
     command = await session(yard, token, launcher_pb2.AgentMessage.Hello(attempt_id="gone", fence=1))
     assert command.stop.reason == "Stale"
+
+
+async def test_an_attempts_token_names_the_artifacts_that_its_job_declares(yard: Yard) -> None:
+    declared = {
+        "inputs": (spec.Input(artifact="words@3", path="data"),),
+        "code": spec.Code(artifact="script"),
+        "outputs": (spec.Output(path="out", artifact="model"),),
+    }
+    wanted = Grants.of(write=["model"], read=["words", "script"])
+    attempt = yard.assign(FOREVER, env={"AGENT_MODE": "mute"}, **declared)
+    yard.send_launch(attempt)
+    plan = yard.node(attempt) / "plan.json"
+    async with asyncio.timeout(WAIT_S):
+        while not plan.exists():
+            await asyncio.sleep(0.01)
+        assert yard.tokens.verify(json.loads(plan.read_text())["token"]).grants == wanted
+        # An attempt that began under a launcher which named none gets a token that does, at its agent's first word.
+        old, _ = yard.tokens.mint("default", yard.job_of(attempt), attempt, 1, 60)
+        async with connect(f"127.0.0.1:{yard.port}", old) as channel:
+            call = launcher_pb2_grpc.AgentServiceStub(channel).Session()
+            hello = launcher_pb2.AgentMessage.Hello(attempt_id=attempt, fence=1)
+            await call.write(launcher_pb2.AgentMessage(hello=hello))
+            renewed = ""
+            async for command in call:
+                renewed = command.token.token
+                if renewed and yard.tokens.verify(renewed).grants is not None:
+                    break
+    assert yard.tokens.verify(renewed).grants == wanted
+    yard.send_stop(attempt)
+    await asyncio.to_thread(sweep.end_all, sweep.Target(attempt), WAIT_S)
+    await yard.scheduler.ended(attempt)
 
 
 async def test_an_agent_that_is_back_before_the_launcher_has_looked_is_welcome(yard: Yard) -> None:

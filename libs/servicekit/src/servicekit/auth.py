@@ -1,4 +1,5 @@
-"""Who is calling: users by the yard's bearer token, attempts by a signed token that names job, attempt and fence.
+"""Who is calling: users by the yard's bearer token, attempts by a signed token that names job, attempt and fence,
+and the artifacts that the attempt may use.
 
 Every service verifies both offline. The attempt token is a JWT signed with Ed25519 by the launcher; services need its
 public key alone.
@@ -10,6 +11,7 @@ import hmac
 import math
 import secrets
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from servicekit.disk import create_once
 from servicekit.errors import PermissionDenied, Unauthenticated
+from servicekit.grants import Grants
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -26,6 +29,7 @@ PUBLIC_KEY_FILE = "attempt.pub"
 _ISSUER = "trainyard"
 _ALGORITHM = "EdDSA"
 _DELIVERY = "delivery"
+_FENCES = 2**31
 _TOKEN_MIN = 16  # characters; ours have 43
 
 
@@ -39,6 +43,7 @@ class Principal:
     job_id: str = ""
     attempt_id: str = ""
     fence: int = 0
+    grants: Grants | None = None  # of an attempt; None when its token names none: an older version minted it
     expires_s: float = math.inf
     """When the token ends, in seconds since the epoch."""
 
@@ -167,16 +172,31 @@ class AttemptVerifier:
                 issuer=_ISSUER,
                 options={"require": ["exp", "iss", "sub"], "verify_exp": False},
             )
-            return Principal(
-                "delivery" if claims.get("use") == _DELIVERY else "attempt",
-                str(claims["ws"]),
-                str(claims["job"]),
-                str(claims["sub"]),
-                int(claims["fence"]),
-                float(claims["exp"]),
-            )
-        except (jwt.PyJWTError, KeyError, TypeError, ValueError) as error:
+            return _attempt(claims)
+        # PyJWT lets the errors of odd numbers through: TypeError for a list, OverflowError for an infinite time.
+        except (jwt.PyJWTError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise Unauthenticated(f"attempt token refused: {error}", reason="BadAttemptToken") from error
+
+
+def _attempt(claims: Mapping[str, object]) -> Principal:
+    """The principal that claims describe.
+
+    Raises:
+        KeyError, ValueError: a claim is missing or not of its type.
+    """
+    texts = [claims[name] for name in ("ws", "job", "sub")]
+    fence = claims["fence"]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError("the claims 'ws', 'job' and 'sub' are not all strings")
+    if not isinstance(fence, int) or isinstance(fence, bool) or not 0 <= fence < _FENCES:
+        raise ValueError("the claim 'fence' is not the number of an attempt")
+    workspace, job_id, attempt_id = map(str, texts)
+    expires_s = float(str(claims["exp"]))
+    if not math.isfinite(expires_s):
+        raise ValueError("the claim 'exp' is not a time")
+    kind: Literal["delivery", "attempt"] = "delivery" if claims.get("use") == _DELIVERY else "attempt"
+    grants = Grants.from_claim(claims.get("art"))
+    return Principal(kind, workspace, job_id, attempt_id, fence, grants, expires_s)
 
 
 class AttemptTokens(AttemptVerifier):
@@ -225,11 +245,21 @@ class AttemptTokens(AttemptVerifier):
         return cls(key)
 
     def mint(
-        self, workspace: str, job_id: str, attempt_id: str, fence: int, ttl_s: float, *, delivery: bool = False
+        self,
+        workspace: str,
+        job_id: str,
+        attempt_id: str,
+        fence: int,
+        ttl_s: float,
+        grants: Grants | None = None,
+        *,
+        delivery: bool = False,
     ) -> tuple[str, int]:
         """A token for one attempt, and when it expires (nanoseconds since the epoch).
 
         Args:
+            grants: artifacts that the attempt may use. Without them the token has the form of older versions, with
+                which the artifact store lets an attempt use what its own job made, and nothing else.
             delivery: for the launcher itself, which delivers what an attempt that is over had not delivered.
         """
         import jwt
@@ -245,6 +275,8 @@ class AttemptTokens(AttemptVerifier):
         }
         if delivery:
             claims["use"] = _DELIVERY
+        if grants is not None:
+            claims["art"] = grants.claim()
         return jwt.encode(claims, self._private_key, algorithm=_ALGORITHM), int(expires_s * 1e9)
 
 

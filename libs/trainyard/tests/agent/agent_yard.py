@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from google.protobuf import json_format
 from prometheus_client import CollectorRegistry
 from servicekit import server as servers
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
 from trainyard.channel import connect
 from trainyard_artifacts.app import Artifacts
+from trainyard_launcher.plan import grants_of
 from trainyard_metrics.app import Metrics
 from trainyard_protos.v1 import artifacts_pb2_grpc, common_pb2, launcher_pb2, launcher_pb2_grpc, metrics_pb2_grpc
 
@@ -182,7 +184,8 @@ class Attempt:
         self.plan |= plan
         if self.plan["command"][0] == "python-code":
             self.plan["command"] = [sys.executable, "-c", self.plan["command"][1]]
-        token, _ = yard.tokens.mint("default", self.job_id, self.id, self.plan["fence"], 600)
+        grants = grants_of(json_format.ParseDict(self.plan, launcher_pb2.NodePlan(), ignore_unknown_fields=True))
+        token, _ = yard.tokens.mint("default", self.job_id, self.id, self.plan["fence"], 600, grants)
         (folder / "plan.json").write_text(json.dumps(self.plan | {"token": token}))
         self.process: asyncio.subprocess.Process | None = None
 

@@ -16,11 +16,19 @@ from trainyard_protos.v1 import metrics_pb2
 from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceServicer
 
 from trainyard_artifacts import catalog, fences, files, lineage, listing, retention
-from trainyard_artifacts.access import own_key, producer_of, require_kind, require_name, require_own, workspace_of
+from trainyard_artifacts.access import (
+    own_key,
+    producer_of,
+    require_listed,
+    require_no_alias,
+    require_readable,
+    require_writable,
+    workspace_of,
+)
 from trainyard_artifacts.chunks import Chunks
 from trainyard_artifacts.commits import Commits
 from trainyard_artifacts.counters import Counters
-from trainyard_artifacts.domain.names import LATEST, ById, check_alias, check_name, parse_reference
+from trainyard_artifacts.domain.names import LATEST, ById, Reference, check_alias, check_name, parse_reference
 from trainyard_artifacts.receiving import Receiver
 from trainyard_artifacts.sending import Sender
 from trainyard_artifacts.settings import Settings
@@ -49,9 +57,11 @@ class ArtifactServicer(ArtifactServiceServicer):
         await self._fences.observe(current_principal())
         return allowed
 
-    async def _find(self, workspace: str, reference: str) -> VersionRow:
-        parsed = parse_reference(reference)
-        return await self._store.read(lambda session: catalog.find(session, workspace, parsed))
+    async def _find(self, workspace: str, reference: Reference) -> VersionRow:
+        """A version that the caller may read."""
+        row = await self._store.read(lambda session: catalog.find(session, workspace, reference))
+        require_readable(current_principal(), row)
+        return row
 
     async def FindMissing(self, request: pb.FindMissingRequest, context: Context) -> pb.FindMissingResponse:
         workspace = await self._enter(request.workspace)
@@ -65,7 +75,7 @@ class ArtifactServicer(ArtifactServiceServicer):
     async def GetChunks(self, request: pb.GetChunksRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         workspace = await self._enter(request.workspace)
         hashes = self._check_hashes(list(request.hashes))
-        row = await self._store.read(lambda session: catalog.find(session, workspace, ById(request.version_id)))
+        row = await self._find(workspace, ById(request.version_id))
         tree = await self._trees.of(row)
         async for message in self._sender.send(row, tree.paths, hashes):
             yield message
@@ -85,10 +95,11 @@ class ArtifactServicer(ArtifactServiceServicer):
 
     async def GetVersion(self, request: pb.GetVersionRequest, context: Context) -> pb.VersionDetail:
         workspace = await self._enter(request.workspace)
-        reference = parse_reference(request.reference)
+        reference, principal = parse_reference(request.reference), current_principal()
 
         def read(session: Session) -> pb.VersionDetail:
             row = catalog.find(session, workspace, reference)
+            require_readable(principal, row)
             version = catalog.messages(session, [row])[0]
             tree = None if request.without_manifest else catalog.read_manifest(session, row)
             return pb.VersionDetail(version=version, manifest=tree)
@@ -97,39 +108,35 @@ class ArtifactServicer(ArtifactServiceServicer):
 
     async def ListArtifacts(self, request: pb.ListArtifactsRequest, context: Context) -> pb.ListArtifactsResponse:
         workspace = await self._enter(request.workspace)
+        require_listed("", request.job_id)
         return await self._store.read(lambda session: listing.artifacts(session, workspace, request))
 
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:
         workspace = await self._enter(request.workspace)
+        require_listed(request.name, request.job_id)
         return await self._store.read(lambda session: listing.versions(session, workspace, request))
 
     async def ListFiles(self, request: pb.ListFilesRequest, context: Context) -> pb.ListFilesResponse:
         workspace = await self._enter(request.workspace)
-        tree = await self._trees.of(await self._find(workspace, request.reference))
+        tree = await self._trees.of(await self._find(workspace, parse_reference(request.reference)))
         return files.page(tree, request)
 
     async def ReadFile(self, request: pb.ReadFileRequest, context: Context) -> AsyncIterator[pb.ReadFileResponse]:
         workspace = await self._enter(request.workspace)
-        row = await self._find(workspace, request.reference)
+        row = await self._find(workspace, parse_reference(request.reference))
         file = files.find(await self._trees.of(row), request.path)
         async for data in self._sender.send_file(row, file.path, files.pieces(file, request.offset, request.length)):
             yield pb.ReadFileResponse(data=data)
 
     async def SetAlias(self, request: pb.SetAliasRequest, context: Context) -> pb.Version:
         workspace = await self._enter(request.workspace)
-        reference, producer, principal = (
-            parse_reference(request.reference),
-            producer_of(request.producer),
-            current_principal(),
-        )
+        reference = parse_reference(request.reference)
         if check_alias(request.alias) == LATEST:
             raise InvalidArgument("'latest' moves by itself", reason="BadAlias", hint="choose another alias")
+        require_no_alias([request.alias])
 
         def change(session: Session) -> pb.Version:
             row = catalog.find(session, workspace, reference)
-            require_own(principal, catalog.messages(session, [row])[0])
-            if producer.fence:
-                fences.check(session, workspace, producer.job_id, producer.fence)
             catalog.point(session, row, request.alias)
             session.flush()
             return catalog.messages(session, [row])[0]
@@ -161,20 +168,24 @@ class ArtifactServicer(ArtifactServiceServicer):
         consumer = producer_of(request.consumer)
         if not consumer.job_id:
             raise InvalidArgument("a use without a job", reason="BadConsumer", hint="say which job works with it")
-        wanted = ById(request.version_id)
-        await self._store.write(
-            lambda session: lineage.record(session, catalog.find(session, workspace, wanted), consumer)
-        )
+        row = await self._find(workspace, ById(request.version_id))
+        await self._store.write(lambda session: lineage.record(session, row, consumer))
         return pb.RecordUseResponse()
 
     async def GetLineage(self, request: pb.GetLineageRequest, context: Context) -> pb.Lineage:
         workspace = await self._enter(request.workspace)
+        principal = current_principal()
         if request.WhichOneof("of") == "job_id":
+            require_listed("", request.job_id)
             return await self._store.read(lambda session: lineage.of_job(session, workspace, request.job_id))
         wanted = parse_reference(request.reference)
-        return await self._store.read(
-            lambda session: lineage.of_version(session, catalog.find(session, workspace, wanted, deleted=True))
-        )
+
+        def read(session: Session) -> pb.Lineage:
+            row = catalog.find(session, workspace, wanted, deleted=True)
+            require_readable(principal, row)
+            return lineage.of_version(session, row, principal)
+
+        return await self._store.read(read)
 
     async def SetRetention(self, request: pb.SetRetentionRequest, context: Context) -> pb.Retention:
         require_user()
@@ -185,7 +196,9 @@ class ArtifactServicer(ArtifactServiceServicer):
         return await self._retention(workspace, name)
 
     async def GetRetention(self, request: pb.GetRetentionRequest, context: Context) -> pb.Retention:
-        return await self._retention(await self._enter(request.workspace), check_name(request.name))
+        workspace = await self._enter(request.workspace)
+        require_listed(check_name(request.name), "")
+        return await self._retention(workspace, request.name)
 
     async def _retention(self, workspace: str, name: str) -> pb.Retention:
         defaults = self._settings.retention
@@ -195,10 +208,13 @@ class ArtifactServicer(ArtifactServiceServicer):
 
     async def _admit(self, request: pb.CommitRequest) -> None:
         request.workspace = await self._enter(request.workspace)
-        require_kind(request.kind)
-        require_name(request.name)
+        require_writable(request)
         request.idempotency_key = own_key(request.idempotency_key)
         request.producer.CopyFrom(producer_of(request.producer))
+        principal = current_principal()
+        if principal.kind == "attempt" and request.inputs:
+            ids = list(request.inputs[: self._settings.max_inputs])
+            await self._store.read(lambda session: lineage.require_inputs(session, request.workspace, ids, principal))
 
     def _check_hashes(self, hashes: list[bytes]) -> list[bytes]:
         limit = self._settings.max_hashes_per_call

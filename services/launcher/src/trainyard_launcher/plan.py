@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from servicekit.auth import AttemptTokens
+from servicekit.grants import Grants
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2
 
 from trainyard_launcher.backend import Facts, Launch
@@ -69,10 +70,7 @@ class Planner:
         from trainyard.spec import quantities
 
         spec = job.spec
-        token, _ = self.tokens.mint(
-            facts.workspace, facts.job_id, facts.attempt_id, facts.fence, self.settings.token_ttl_s
-        )
-        return Plan(
+        plan = Plan(
             workspace=facts.workspace,
             job_id=facts.job_id,
             job_name=facts.job_name,
@@ -101,13 +99,30 @@ class Planner:
             finalize_timeout_s=self.settings.finalize_timeout_s,
             rejected_checkpoints=assignment.rejected_checkpoints,
             spec_json=assignment.spec,
-            token=token,
             endpoint=self.endpoint,
             endpoint_file=str(self.home / "yard.json"),
             ca_file=self.settings.ca_file,
             tied_to_pid=self.settings.tied_to_pid,
             tied_to_start_time=self.settings.tied_to_start_time,
         )
+        plan.token, _ = self.tokens.mint(
+            facts.workspace,
+            facts.job_id,
+            facts.attempt_id,
+            facts.fence,
+            self.settings.token_ttl_s,
+            grants_of(plan),
+        )
+        return plan
+
+
+def grants_of(plan: Plan) -> Grants:
+    """Which artifacts an attempt may use: what its job declares."""
+    references = [each.artifact for each in plan.inputs] + ([plan.code_artifact] if plan.code_artifact else [])
+    return Grants.of(
+        write=[each.artifact for each in plan.outputs],
+        read=[reference.partition("@")[0] for reference in references],
+    )
 
 
 def _git(job: TrainingJob) -> Plan.CodeGit | None:

@@ -11,11 +11,13 @@ from typing import Any
 import grpc
 from servicekit.auth import AttemptTokens, Principal, current_principal
 from servicekit.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
+from servicekit.grants import Grants
 from servicekit.ids import now_ns
 from trainyard_protos.v1 import launcher_pb2, launcher_pb2_grpc
 
 from trainyard_launcher.attempts import Attempt, Node, Phase
 from trainyard_launcher.backend import Backend, JoinLater, JoinRefused
+from trainyard_launcher.plan import grants_of
 from trainyard_launcher.ring import Ring
 from trainyard_launcher.settings import Settings
 from trainyard_launcher.stacks import StacksDesk
@@ -29,9 +31,14 @@ _MAX_COMMANDS = 64  # an agent that does not read that many is not well: its str
 
 
 class AgentSession:
-    """What waits to be sent to one agent."""
+    """What waits to be sent to one agent.
 
-    def __init__(self) -> None:
+    Args:
+        grants: what the token says that opened the session; the ones that replace it say the same.
+    """
+
+    def __init__(self, grants: Grants | None = None) -> None:
+        self.grants = grants
         self._commands: asyncio.Queue[Command | None] = asyncio.Queue(_MAX_COMMANDS + 1)
 
     def send(self, command: Command) -> None:
@@ -84,16 +91,19 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
             yield Command(stop=Command.Stop(reason="Stale"))
             return
         node = attempt.nodes[hello.node]
-        session = AgentSession()
+        session = AgentSession(principal.grants)
         if principal.expired:
             node.minted = 0  # whatever was sent meanwhile, it did not arrive
         self._welcome(attempt, node, session, hello)
         reader = asyncio.create_task(self._read(attempt, node, session, request_iterator))
+        granting = asyncio.create_task(self._grant(attempt, node, session)) if principal.grants is None else None
         try:
             async for command in session.commands():
                 yield command
         finally:
             reader.cancel()
+            if granting is not None:
+                granting.cancel()
             if node.session is session:
                 node.session = None
 
@@ -119,14 +129,24 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
             raise Unavailable(str(error), reason="JoinLater", hint="ask again") from error
         node = attempt.nodes[request.node]
         node.heard, node.minted = time.monotonic(), time.time()
-        joined.plan.token, _ = self._mint(attempt)
+        joined.plan.token, _ = self._mint(attempt, grants_of(joined.plan))
         return launcher_pb2.JoinResponse(plan=joined.plan, secrets=joined.secrets)
 
-    def _mint(self, attempt: Attempt) -> tuple[str, int]:
+    def _mint(self, attempt: Attempt, grants: Grants | None) -> tuple[str, int]:
         facts = attempt.facts
         return self._tokens.mint(
-            facts.workspace, facts.job_id, facts.attempt_id, facts.fence, self._settings.token_ttl_s
+            facts.workspace, facts.job_id, facts.attempt_id, facts.fence, self._settings.token_ttl_s, grants
         )
+
+    async def _grant(self, attempt: Attempt, node: Node, session: AgentSession) -> None:
+        """Renews a token that names no artifacts: the attempt began under an older version of the launcher."""
+        try:
+            launch = await self._supervisor.claim_again(attempt)
+        except JoinRefused as error:
+            logger.warning("token not renewed", extra={"attempt": attempt.facts.attempt_id, "why": str(error)})
+            return
+        session.grants = grants_of(launch.plans[node.index])
+        self._renew(attempt, node, session)
 
     def _welcome(self, attempt: Attempt, node: Node, session: AgentSession, hello: Message.Hello) -> None:
         if isinstance(node.session, AgentSession):
@@ -157,13 +177,16 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
 
     def _hear(self, attempt: Attempt, node: Node) -> None:
         node.heard, node.heard_ns = time.monotonic(), now_ns()
-        now = time.time()
         # Tokens end by this clock, which goes on while the machine sleeps, and may be set back.
-        if node.session is None or 0 <= now - node.minted < self._settings.token_ttl_s / 2:
+        age_s = time.time() - node.minted
+        if not isinstance(node.session, AgentSession) or 0 <= age_s < self._settings.token_ttl_s / 2:
             return
-        node.minted = now
-        token, expires_ns = self._mint(attempt)
-        node.session.send(Command(token=Command.Token(token=token, expires_ns=expires_ns)))
+        self._renew(attempt, node, node.session)
+
+    def _renew(self, attempt: Attempt, node: Node, session: AgentSession) -> None:
+        node.minted = time.time()
+        token, expires_ns = self._mint(attempt, session.grants)
+        session.send(Command(token=Command.Token(token=token, expires_ns=expires_ns)))
 
     def _heartbeat(self, attempt: Attempt, node: Node, message: Message) -> None:
         self._hear(attempt, node)
