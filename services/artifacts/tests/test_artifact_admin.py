@@ -47,6 +47,25 @@ async def test_a_sound_store_has_no_findings(yard, tree):
     assert messages[-1].checked == messages[-1].total > 0
 
 
+async def test_a_missing_database_is_found_and_costs_no_pack(tmp_path, tree):
+    yard = Yard(tmp_path / "home")
+    await yard.start()
+    await store(yard, tree({"a": noise(5000)}))
+    await yard.stop()
+    (yard.home / "artifacts.db").unlink()
+    yard.settings = yard.settings.model_copy(update={"orphan_grace_s": 1e-9})
+    await yard.start()
+    (finding,) = await findings(yard)
+    assert "artifacts.db was missing at the start" in finding.what
+    await yard.admin().Maintain(admin_pb2.MaintainRequest())
+    assert len(yard.packs()) == 1
+    assert (await findings(yard, repair=True))[0].lost
+    assert await findings(yard) == []
+    await yard.admin().Maintain(admin_pb2.MaintainRequest())
+    assert yard.packs() == []
+    await yard.stop()
+
+
 async def test_a_flipped_bit_is_found_and_names_the_files(yard, tree):
     await store(yard, tree({"w/model.bin": noise(5000), "sound": noise(5000, 1)}))
     (pack,) = yard.packs()

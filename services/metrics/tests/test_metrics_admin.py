@@ -1,5 +1,8 @@
 """What an operator asks: how much there is, whether it is whole, tidying up, copies, and how long things are kept."""
 
+import sqlite3
+from contextlib import closing
+
 import pytest
 from servicekit.auth import AttemptTokens
 from servicekit.errors import reason_of
@@ -75,6 +78,42 @@ async def test_damage_is_found_repaired_and_summaries_follow(ingestor):
     assert await verify(ingestor) == []
     assert await counts(ingestor.user()) == {"loss": 2}
     assert await counts(ingestor.user(), "other") == {"loss": 3}
+
+
+async def test_a_database_that_is_missing_is_found_until_somebody_knows(ingestor):
+    await open_run(ingestor.user())
+    await append(ingestor.user(), points([1.0]))
+    await ingestor.stop()
+    for path in ingestor.home.glob("metrics.db*"):
+        path.unlink()
+    await ingestor.start()
+    missing, unknown = await verify(ingestor)
+    assert "metrics.db was missing at the start" in missing.what
+    assert "backup" in missing.hint
+    assert f"does not know 1 of the runs that have files: {run_id(1)}" in unknown.what
+    await ingestor.restart()
+    assert len(await verify(ingestor)) == 2
+    assert [finding.repaired for finding in await verify(ingestor, repair=True)] == [True, False]
+    assert len(await verify(ingestor)) == 1
+
+
+async def test_a_database_that_is_removed_while_it_is_open_is_found(ingestor):
+    (ingestor.home / "metrics.db").unlink()
+    (finding,) = await verify(ingestor)
+    assert "was removed or replaced" in finding.what
+
+
+async def test_a_damaged_page_of_the_database_is_found(ingestor):
+    await ingestor.stop()
+    database = ingestor.home / "metrics.db"
+    with closing(sqlite3.connect(database)) as connection:
+        query = "SELECT rootpage FROM sqlite_master WHERE name = 'metrics_run_newest'"
+        offset = (connection.execute(query).fetchone()[0] - 1) * 4096
+    content = bytearray(database.read_bytes())
+    content[offset : offset + 64] = b"\xff" * 64
+    database.write_bytes(content)
+    await ingestor.start()
+    assert any("metrics.db is damaged" in finding.what for finding in await verify(ingestor))
 
 
 async def test_maintenance_removes_old_runs_of_plain_processes_alone(ingestor):

@@ -43,6 +43,37 @@ async def test_a_backup_in_an_empty_home_is_the_same_scheduler(tmp_path: Path) -
         assert [job.id for job in jobs] == [submitted.id]
 
 
+async def findings(yard: Yard, **options: bool) -> list[a.VerifyResponse.Finding]:
+    answers = [answer async for answer in admin(yard).Verify(a.VerifyRequest(**options))]
+    assert (answers[-1].checked, answers[-1].total) == (1, 1)
+    return [answer.finding for answer in answers if answer.HasField("finding")]
+
+
+async def test_a_missing_database_is_found(tmp_path: Path) -> None:
+    async with open_yard(tmp_path, database_url="") as yard:
+        await yard.submit()
+        assert await findings(yard) == []
+    (tmp_path / "scheduler.db").unlink()
+    async with open_yard(tmp_path, database_url="") as yard:
+        (finding,) = await findings(yard)
+        assert "scheduler.db was missing at the start" in finding.what
+        assert "backup" in finding.hint
+        (tmp_path / "scheduler.db").unlink()
+        (finding,) = await findings(yard)
+        assert "was removed or replaced" in finding.what
+
+
+async def test_a_database_that_was_put_back_is_sound(tmp_path: Path) -> None:
+    async with open_yard(tmp_path, database_url="") as yard:
+        await yard.submit()
+    (tmp_path / "scheduler.db").rename(tmp_path / "kept")
+    async with open_yard(tmp_path, database_url="") as yard:
+        assert len(await findings(yard)) == 1
+    (tmp_path / "kept").rename(tmp_path / "scheduler.db")
+    async with open_yard(tmp_path, database_url="") as yard:
+        assert await findings(yard) == []
+
+
 async def test_on_postgresql_a_backup_says_what_to_use(
     tmp_path: Path, open_scheduler: OpenYard, postgres_url: str
 ) -> None:

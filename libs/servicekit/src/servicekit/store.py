@@ -29,6 +29,7 @@ from sqlmodel import Session
 
 from servicekit.errors import InvalidArgument, ResourceExhausted, ServiceError, Unavailable
 from servicekit.outcomes import Outcome, look_up
+from servicekit.presence import Presence
 from servicekit.writership import KEEPALIVE, FileWritership, PostgresWritership, Writership
 
 if TYPE_CHECKING:
@@ -106,6 +107,10 @@ class Store:
         self._standby = standby
         self._on_superseded = on_superseded
         self._writership: Writership | None = None
+        self.file = Path(url.removeprefix("sqlite:///")) if url.startswith("sqlite:///") else None
+        """The database's file; None on PostgreSQL."""
+        self.presence = Presence(self.file) if self.file is not None else None
+        """Whether the file is the one that was written before; None on PostgreSQL."""
         self._migrations = migrations
         self._name = name
         self._engine: Engine | None = None
@@ -127,7 +132,12 @@ class Store:
         self._writership = self._make_writership()
         try:
             self._writership.acquire()
+            if self.presence is not None:
+                self.presence.before_open()
             self._connect()
+            if self.presence is not None:
+                self.presence.opened()
+            self._writer.start()
         except BaseException:
             self._writership.release()
             raise
@@ -137,13 +147,11 @@ class Store:
 
         self._engine = _engine(self._url)
         upgrade(self._engine, self._migrations)
-        self._writer.start()
 
     def _make_writership(self) -> Writership:
-        if self._url.startswith("sqlite:///"):
-            database = Path(self._url.removeprefix("sqlite:///"))
-            database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return FileWritership(database, name=self._name)
+        if self.file is not None:
+            self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            return FileWritership(self.file, name=self._name)
         address = sqlalchemy.make_url(self._url).set(drivername="postgresql").render_as_string(hide_password=False)
         return PostgresWritership(address, name=self._name, standby=self._standby, on_superseded=self._on_superseded)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from servicekit.ids import now_ns
 from servicekit.store import Store
+from servicekit.verify import knows_everything
 from sqlmodel import Session, col, select
 
 from trainyard_artifacts import index, retention
@@ -168,6 +169,9 @@ class Collector:
             done.freed_bytes += sizes.get(id, 0)
 
     async def _remove_orphans(self, done: Collected) -> None:
+        if not await knows_everything(self.store):
+            logger.warning("packs that the index does not know are kept: its database was missing, see admin verify")
+            return
         found = await self.objects.list(PACKS)
         # What is old and unknown now stays unknown: the index takes no old packs in.
         known = set(await self.store.read(lambda session: session.exec(select(PackRow.id)).all()))

@@ -1,9 +1,9 @@
 """Reading everything there is, and mending what can be mended.
 
-Every pack is read: its table, each chunk that the index has there. Then every manifest: its digest, and whether the
-index has its chunks. At last the counts of what holds each chunk. With repair, a chunk that is lost in one pack is
-looked for in all others, packs that the index does not know included; what is found nowhere counts as missing from
-then on, so that sending the same file again heals it.
+First the database itself. Every pack is read: its table, each chunk that the index has there. Then every manifest: its
+digest, and whether the index has its chunks. At last the counts of what holds each chunk. With repair, a chunk that is
+lost in one pack is looked for in all others, packs that the index does not know included; what is found nowhere counts
+as missing from then on, so that sending the same file again heals it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from servicekit.errors import DataLoss
 from servicekit.ids import now_ns
 from servicekit.store import Store
+from servicekit.verify import database_findings, is_gone
 from sqlmodel import Session
 from trainyard.artifacts import manifest
 from trainyard_protos.v1 import admin_pb2 as pb
@@ -44,6 +45,10 @@ class Verifier:
 
     async def run(self, repair: bool) -> AsyncIterator[pb.VerifyResponse]:
         """Progress, and what was found."""
+        for finding in await database_findings(self.store, repair=repair):
+            yield pb.VerifyResponse(finding=finding)
+        if is_gone(self.store):
+            return
         packs = await self.store.read(index.occupancies)
         versions = await self.store.read(holders.living_ids)
         checked, total = 0, len(packs) + len(versions)

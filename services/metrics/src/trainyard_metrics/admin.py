@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from servicekit.auth import require_user
 from servicekit.errors import NotFound
 from servicekit.store import Store
 from servicekit.usage import Usage, database_bytes, free_bytes
+from servicekit.verify import database_findings, is_gone
 from sqlalchemy import func
 from sqlmodel import Session, col, select
 from trainyard_protos.v1 import admin_pb2 as pb
@@ -62,7 +63,13 @@ class MetricsAdminServicer(MetricsAdminServiceServicer):
 
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.VerifyResponse]:
         require_user()
+        for problem in await database_findings(self._store, repair=request.repair):
+            yield pb.VerifyResponse(finding=problem)
+        if is_gone(self._store):
+            return
         run_ids = await self._upkeep.run_ids()
+        if unknown := await self._unknown(run_ids):
+            yield pb.VerifyResponse(total=len(run_ids), finding=_of_unknown(unknown))
         for checked, run_id in enumerate(run_ids, start=1):
             async for finding in self._check(run_id, repair=request.repair):
                 yield pb.VerifyResponse(checked=checked, total=len(run_ids), finding=finding)
@@ -103,6 +110,13 @@ class MetricsAdminServicer(MetricsAdminServiceServicer):
             yield Finding(what=what, hint=hint, repaired=True, lost=repaired.lost)
         await self._summaries.make_anew(run_id)
 
+    async def _unknown(self, run_ids: Sequence[str]) -> list[str]:
+        """Those of the runs with files that the database does not know."""
+        known = set(await self._store.read(lambda session: session.exec(select(RunRow.id)).all()))
+        # A removal takes the files first and the row last; a run gets files after its row.
+        still_there = set(await self._upkeep.run_ids())
+        return [run_id for run_id in run_ids if run_id in still_there - known]
+
     async def _bytes(self) -> int:
         files = await self._upkeep.usage()
         return files.journals.bytes + files.columns.bytes + files.other.bytes
@@ -112,6 +126,15 @@ def _finding(run_id: str, damage: Damaged) -> Finding:
     return Finding(
         what=f"run {run_id}, {damage.path.name} at byte {damage.offset:,}: {damage.what}",
         hint="restore the file from a backup, or save what is left with `yard admin verify --repair`",
+    )
+
+
+def _of_unknown(run_ids: Sequence[str]) -> Finding:
+    some = ", ".join(run_ids[:3]) + (", ..." if len(run_ids) > 3 else "")
+    return Finding(
+        what=f"the database does not know {len(run_ids):,} of the runs that have files: {some}",
+        hint="put the database back from a backup: their records are whole unless another line says otherwise",
+        lost="their names, params, tags and notes, and the way to them",
     )
 
 

@@ -11,6 +11,7 @@ from servicekit import backup
 from servicekit.auth import require_user
 from servicekit.store import Store
 from servicekit.usage import Usage, database_bytes, free_bytes
+from servicekit.verify import database_findings
 from sqlalchemy import func, select
 from sqlmodel import Session
 from trainyard.home import LAUNCHER_ID_FILE
@@ -24,7 +25,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SchedulerAdminServicer(admin_pb2_grpc.SchedulerAdminServiceServicer):
-    """Usage and backup.
+    """Usage, verification and backup.
 
     Args:
         home: folder of the yard, where snapshots lie while they are sent.
@@ -37,6 +38,14 @@ class SchedulerAdminServicer(admin_pb2_grpc.SchedulerAdminServiceServicer):
     async def GetUsage(self, request: admin_pb2.GetUsageRequest, context: _Context) -> admin_pb2.GetUsageResponse:
         require_user()
         return admin_pb2.GetUsageResponse(usage=await self._store.read(_usage), free_bytes=free_bytes(self._home))
+
+    async def Verify(
+        self, request: admin_pb2.VerifyRequest, context: _Context
+    ) -> AsyncIterator[admin_pb2.VerifyResponse]:
+        require_user()
+        for finding in await database_findings(self._store, repair=request.repair):
+            yield admin_pb2.VerifyResponse(checked=0, total=1, finding=finding)
+        yield admin_pb2.VerifyResponse(checked=1, total=1)
 
     def Backup(self, request: admin_pb2.BackupRequest, context: _Context) -> AsyncIterator[admin_pb2.BackupResponse]:
         require_user()

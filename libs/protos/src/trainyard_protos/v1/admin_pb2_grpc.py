@@ -39,6 +39,11 @@ class SchedulerAdminServiceStub:
                 request_serializer=trainyard_dot_v1_dot_admin__pb2.GetUsageRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_admin__pb2.GetUsageResponse.FromString,
                 _registered_method=True)
+        self.Verify = channel.unary_stream(
+                '/trainyard.v1.SchedulerAdminService/Verify',
+                request_serializer=trainyard_dot_v1_dot_admin__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_admin__pb2.VerifyResponse.FromString,
+                _registered_method=True)
         self.Backup = channel.unary_stream(
                 '/trainyard.v1.SchedulerAdminService/Backup',
                 request_serializer=trainyard_dot_v1_dot_admin__pb2.BackupRequest.SerializeToString,
@@ -51,6 +56,13 @@ class SchedulerAdminServiceServicer:
 
     def GetUsage(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Verify(self, request, context):
+        """Whether the database is there and sound.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -68,6 +80,11 @@ def add_SchedulerAdminServiceServicer_to_server(servicer, server):
                     servicer.GetUsage,
                     request_deserializer=trainyard_dot_v1_dot_admin__pb2.GetUsageRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_admin__pb2.GetUsageResponse.SerializeToString,
+            ),
+            'Verify': grpc.unary_stream_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=trainyard_dot_v1_dot_admin__pb2.VerifyRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_admin__pb2.VerifyResponse.SerializeToString,
             ),
             'Backup': grpc.unary_stream_rpc_method_handler(
                     servicer.Backup,
@@ -102,6 +119,33 @@ class SchedulerAdminService:
             '/trainyard.v1.SchedulerAdminService/GetUsage',
             trainyard_dot_v1_dot_admin__pb2.GetUsageRequest.SerializeToString,
             trainyard_dot_v1_dot_admin__pb2.GetUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/trainyard.v1.SchedulerAdminService/Verify',
+            trainyard_dot_v1_dot_admin__pb2.VerifyRequest.SerializeToString,
+            trainyard_dot_v1_dot_admin__pb2.VerifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,12 +34,16 @@ class SchedulerAdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerAdminServiceAsyncStub: ...
     GetUsage: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetUsageRequest, _admin_pb2.GetUsageResponse]
+    Verify: _grpc.UnaryStreamMultiCallable[_admin_pb2.VerifyRequest, _admin_pb2.VerifyResponse]
+    """Whether the database is there and sound."""
     Backup: _grpc.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]
 
 @_typing.type_check_only
 class SchedulerAdminServiceAsyncStub(SchedulerAdminServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetUsage: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetUsageRequest, _admin_pb2.GetUsageResponse]  # type: ignore[assignment]
+    Verify: _aio.UnaryStreamMultiCallable[_admin_pb2.VerifyRequest, _admin_pb2.VerifyResponse]  # type: ignore[assignment]
+    """Whether the database is there and sound."""
     Backup: _aio.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]  # type: ignore[assignment]
 
 class SchedulerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -49,6 +53,14 @@ class SchedulerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetUsageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetUsageResponse, _abc.Awaitable[_admin_pb2.GetUsageResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Verify(
+        self,
+        request: _admin_pb2.VerifyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_admin_pb2.VerifyResponse], _abc.AsyncIterator[_admin_pb2.VerifyResponse]]:
+        """Whether the database is there and sound."""
 
     @_abc_1.abstractmethod
     def Backup(

@@ -33,7 +33,7 @@ class AdminCalls(JobCalls):
         ]
 
     async def verify(self, *, repair: bool = False) -> AsyncIterator[Verified]:
-        """Reads everything that metrics and artifacts store, and tells what is not as it was written.
+        """Reads everything that is stored, databases included, and tells what is not as it was written.
 
         Args:
             repair: save what can be saved; what is damaged is put aside, never deleted.
@@ -41,7 +41,7 @@ class AdminCalls(JobCalls):
         from trainyard.client.answers import Verified
 
         request = pb.VerifyRequest(repair=repair)
-        for service, stub in self._keepers().items():
+        for service, stub in {"scheduler": self._connection.scheduler_admin, **self._keepers()}.items():
             async for answer in self._connection.stream(stub.Verify, request):
                 finding = answer.finding if answer.HasField("finding") else None
                 yield Verified(service, answer.checked, answer.total, finding)
