@@ -286,10 +286,6 @@ def test_connecting_beyond_loopback_without_a_root_certificate_is_refused():
         connect("192.0.2.1:443", "token")
 
 
-def reason_of(error):
-    return common_pb2.ErrorInfo.FromString(dict(error.trailing_metadata())[ERROR_KEY]).reason
-
-
 async def test_a_caller_without_a_token_is_refused_before_any_message_is_received(endpoint):
     async with grpc.aio.insecure_channel(endpoint) as channel:
         unary = channel.stream_unary("/trainyard.v1.YardService/Info")()  # of which it sends no message

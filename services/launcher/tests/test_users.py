@@ -49,6 +49,15 @@ async def test_a_follower_sees_an_attempt_from_its_first_line_to_its_end(yard: Y
     assert events[-1].ended.exit.reason == "Stopped"
 
 
+async def test_a_follower_of_another_workspace_sees_nothing(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER, env={"AGENT_LINES": "3"})
+    job = yard.job_of(attempt)
+    assert await collect(yard.user.Follow(Follow(workspace="other", job_id=job))) == []
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await collect(yard.user.Follow(Follow(workspace="other", job_id=job, attempt=1)))
+    assert reason_of(caught.value) == "JobNotFound"
+
+
 async def test_a_follower_that_comes_after_the_end_still_gets_the_output(yard: Yard) -> None:
     attempt = await yard.run(FOREVER, env={"AGENT_LINES": "3"})
     job = yard.job_of(attempt)

@@ -209,3 +209,13 @@ async def test_an_attempt_reads_its_own_job_alone(ingestor):
         assert (await refused(call)).code() == grpc.StatusCode.PERMISSION_DENIED
     error = await refused(stub.DeleteJobRuns(pb.DeleteJobRunsRequest(job_id="job")))
     assert reason_of(error) == "UserOnly"
+
+
+@pytest.mark.parametrize("workspace", ["../other", "a/b", "Team", "line\nbreak", "x" * 64])
+async def test_a_workspace_has_a_name_that_can_be_one(ingestor, workspace):
+    for call in (
+        open_run(ingestor.user(), workspace=workspace),
+        ingestor.user().ListRuns(pb.ListRunsRequest(workspace=workspace)),
+        ingestor.user().DeleteJobRuns(pb.DeleteJobRunsRequest(workspace=workspace, job_id="job")),
+    ):
+        assert reason_of(await refused(call)) == "BadWorkspace"

@@ -6,6 +6,7 @@ import grpc
 import pytest
 from servicekit.errors import reason_of
 from trainyard.channel import connect
+from trainyard_protos.v1 import common_pb2 as c
 from trainyard_protos.v1 import scheduler_pb2 as s
 from trainyard_protos.v1 import scheduler_pb2_grpc
 
@@ -234,6 +235,22 @@ async def test_an_attempts_token_opens_neither_service(yard: Yard) -> None:
             with pytest.raises(grpc.aio.AioRpcError) as refused:
                 await call
             assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    "resources",
+    [{"cpu": float("nan")}, {"cpu": float("inf")}, {"cpu": -1}, {"cpu": 1e300}, {"memory_bytes": -1}, {"gpu": -1}],
+)
+@pytest.mark.parametrize("field", ["total", "others"])
+async def test_machines_with_impossible_resources_are_refused(
+    yard: Yard, field: str, resources: dict[str, float]
+) -> None:
+    machine = s.Machine(name="m0", total=c.Resources(cpu=1, memory_bytes=1))
+    getattr(machine, field).CopyFrom(c.Resources(**resources))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await yard.register(machines=[machine])
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert reason_of(refused.value) == "InvalidMachines"
 
 
 async def test_a_pool_belongs_to_one_living_launcher(yard: Yard) -> None:

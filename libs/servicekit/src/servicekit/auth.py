@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import math
+import re
 import secrets
 import time
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from servicekit.disk import create_once
-from servicekit.errors import PermissionDenied, Unauthenticated
+from servicekit.errors import InvalidArgument, PermissionDenied, Unauthenticated
 from servicekit.grants import Grants
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _ISSUER = "trainyard"
 _ALGORITHM = "EdDSA"
 _DELIVERY = "delivery"
 _FENCES = 2**31
+_WORKSPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _TOKEN_MIN = 16  # characters; ours have 43
 
 
@@ -106,9 +108,16 @@ def require_workspace(workspace: str) -> str:
     """The workspace a call is about ("" means default), which the caller must be allowed to use.
 
     Raises:
+        InvalidArgument: BadWorkspace: it cannot name one. Names become labels of metrics and parts of paths.
         PermissionDenied: the caller's token is for another workspace.
     """
     wanted = workspace or "default"
+    if not _WORKSPACE.fullmatch(wanted):
+        raise InvalidArgument(
+            f"'{wanted[:64]}' cannot name a workspace",
+            reason="BadWorkspace",
+            hint="use 1 to 63 of a-z, 0-9 and '-', and begin with a letter or digit",
+        )
     principal = current_principal()
     if principal.workspace and principal.workspace != wanted:
         raise PermissionDenied(

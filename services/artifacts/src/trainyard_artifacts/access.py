@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servicekit.auth import Principal, current_principal, require_workspace
+from servicekit.auth import Principal, current_principal
 from servicekit.errors import InvalidArgument, PermissionDenied, Unavailable
 from servicekit.grants import Grants
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
-from trainyard_artifacts.domain.names import check_workspace
 from trainyard_artifacts.tables import VersionRow
 
 _ATTEMPT_KINDS = ("checkpoint", "output")
@@ -17,15 +16,6 @@ _MAX_ID = 128
 _MAX_SHOWN = 200  # characters of what a caller sent, in a message
 _CHECKPOINTS = "checkpoints-"
 """Artifacts of that name and a job's id hold the checkpoints that job resumes from."""
-
-
-def workspace_of(request_workspace: str) -> str:
-    """The workspace a call is about, which the caller may use.
-
-    Raises:
-        PermissionDenied, InvalidArgument
-    """
-    return check_workspace(require_workspace(request_workspace))
 
 
 def producer_of(given: pb.Producer) -> pb.Producer:

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from servicekit.auth import require_workspace
 from servicekit.errors import DeadlineExceeded, InvalidArgument, ResourceExhausted
 from trainyard.artifacts import manifest
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
-from trainyard_artifacts.access import workspace_of
 from trainyard_artifacts.chunks import Chunk, Chunks
 from trainyard_artifacts.counters import Counters
 from trainyard_artifacts.settings import Settings
@@ -49,7 +49,7 @@ class Receiver:
         total = pb.PutChunksResponse()
         stream = aiter(messages)
         message = await self._next(stream)
-        workspace = workspace_of(message.workspace if message else "")
+        workspace = require_workspace(message.workspace if message else "")
         writing: asyncio.Task[None] | None = None
         try:
             while message is not None:

@@ -23,7 +23,6 @@ from trainyard_artifacts.access import (
     require_no_alias,
     require_readable,
     require_writable,
-    workspace_of,
 )
 from trainyard_artifacts.chunks import Chunks
 from trainyard_artifacts.commits import Commits
@@ -53,7 +52,7 @@ class ArtifactServicer(ArtifactServiceServicer):
         self._sender = Sender(chunks, counters)
 
     async def _enter(self, workspace: str) -> str:
-        allowed = workspace_of(workspace)
+        allowed = require_workspace(workspace)
         await self._fences.observe(current_principal())
         return allowed
 

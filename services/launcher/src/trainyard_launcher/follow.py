@@ -100,6 +100,8 @@ class JobFollower:
     async def _next(self, workspace: str, job_id: str, after: int) -> Attempt | None:
         """The next attempt of a job; None when it has ended and there will be none."""
         known = self._attempts.of_job(job_id)
+        if known is not None and known.facts.workspace != workspace:
+            return None
         if known is not None and known.facts.fence > after:
             return known
         started = asyncio.ensure_future(self._attempts.next_of(job_id, after))
@@ -107,7 +109,8 @@ class JobFollower:
         try:
             await asyncio.wait({started, ended}, return_when=asyncio.FIRST_COMPLETED)
             if started.done():
-                return started.result()
+                attempt = started.result()
+                return attempt if attempt.facts.workspace == workspace else None
             ended.result()
             return None
         finally:

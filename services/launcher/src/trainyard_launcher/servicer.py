@@ -49,7 +49,7 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
                 hint="read stored output with: yard logs JOB",
             )
         if request.attempt:
-            events = follow_attempt(self._of_number(request), request.next_seq)
+            events = follow_attempt(self._of_number(workspace, request), request.next_seq)
         else:
             events = self._follower.follow(workspace, request.job_id, request.next_seq)
         self._followers += 1
@@ -59,8 +59,10 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
         finally:
             self._followers -= 1
 
-    def _of_number(self, request: launcher_pb2.FollowRequest) -> Attempt:
+    def _of_number(self, workspace: str, request: launcher_pb2.FollowRequest) -> Attempt:
         attempt = self._attempts.of_job(request.job_id, request.attempt)
+        if attempt is not None and attempt.facts.workspace != workspace:
+            raise _not_in(workspace, request.job_id)
         if attempt is None:
             raise FailedPrecondition(
                 f"attempt {request.attempt} of job {request.job_id} is not in memory",
@@ -149,8 +151,14 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
         wanted = _admit(workspace)
         attempt = self._attempts.running(job_id)
         if attempt.facts.workspace != wanted:
-            raise NotFound(f"workspace '{wanted}' has no job {job_id}", reason="JobNotFound")
+            raise _not_in(wanted, job_id)
         return attempt
+
+
+def _not_in(workspace: str, job_id: str) -> NotFound:
+    return NotFound(
+        f"workspace '{workspace}' has no job {job_id}", reason="JobNotFound", hint="see what there is with: yard jobs"
+    )
 
 
 def _admit(workspace: str) -> str:

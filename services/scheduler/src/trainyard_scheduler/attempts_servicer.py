@@ -14,7 +14,7 @@ from servicekit.auth import require_user
 from servicekit.errors import Internal, InvalidArgument, ResourceExhausted, ServiceError
 from servicekit.store import Store
 from sqlmodel import Session
-from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
+from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 from trainyard_scheduler import views
 from trainyard_scheduler.combining import Combiner
@@ -36,6 +36,7 @@ _LEASE_MAX_S = 3600.0
 _BATCH_MAX = 200
 _ANSWER_BYTES = 8 * 1024 * 1024
 _MACHINES_MAX = 10_000
+_CPU_MAX = 1_000_000
 
 _Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -55,7 +56,7 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
     ) -> scheduler_pb2.RegisterPoolResponse:
         require_user()
         machines = _machines(request)
-        others = {each.name: views.amount(each.others) for each in request.machines if each.HasField("others")}
+        others = {each.name: _amount(each.name, each.others) for each in request.machines if each.HasField("others")}
         live = self._index.pools.get(request.pool)
         same = live is not None and (live.alive, live.launcher_id, live.total, live.others, live.lease_s) == (
             True,
@@ -188,12 +189,24 @@ def _machines(request: scheduler_pb2.RegisterPoolRequest) -> dict[str, Amount]:
         raise InvalidArgument(
             f"lease_s is {request.lease_s:g}; allowed: more than 0, at most {_LEASE_MAX_S:g}", reason="InvalidLease"
         )
-    machines = {machine.name: views.amount(machine.total) for machine in request.machines}
+    machines = {machine.name: _amount(machine.name, machine.total) for machine in request.machines}
     if "" in machines or len(machines) != len(request.machines) or not 0 < len(machines) <= _MACHINES_MAX:
         raise InvalidArgument(
             f"a pool has 1 to {_MACHINES_MAX} machines, each with a name of its own", reason="InvalidMachines"
         )
     return machines
+
+
+def _amount(machine: str, given: common_pb2.Resources) -> Amount:
+    """What a machine has, or others use of it; NaN, infinity and what the database cannot hold are refused."""
+    if not 0 <= given.cpu <= _CPU_MAX or min(given.memory_bytes, given.gpu) < 0:
+        raise InvalidArgument(
+            f"machine '{machine[:64]}' has {given.cpu} cpu, {given.memory_bytes} bytes of memory, {given.gpu} gpu; "
+            f"allowed: numbers from 0, at most {_CPU_MAX:,} cpu",
+            reason="InvalidMachines",
+            fields={"machine": machine[:64]},
+        )
+    return views.amount(given)
 
 
 def _require_few(requests: Sized) -> None:

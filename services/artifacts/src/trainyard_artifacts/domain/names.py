@@ -13,7 +13,6 @@ KINDS = ("code", "checkpoint", "output", "data")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
 _ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 _NUMBER = re.compile(r"v?([0-9]{1,9})")
-_WORKSPACE = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _ID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
@@ -82,15 +81,6 @@ def check_alias(alias: str) -> str:
             hint="use 1 to 64 of a-z, 0-9, '.', '_' and '-', begin with a letter, and do not look like a number (v3)",
         )
     return alias
-
-
-def check_workspace(workspace: str) -> str:
-    """Raises InvalidArgument unless `workspace` can name one."""
-    if not _WORKSPACE.fullmatch(workspace):
-        raise InvalidArgument(
-            f"'{workspace}' cannot name a workspace", reason="BadWorkspace", hint="use 1 to 63 of a-z, 0-9 and '-'"
-        )
-    return workspace
 
 
 def check_kind(kind: str) -> str:
