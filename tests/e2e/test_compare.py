@@ -93,8 +93,26 @@ def test_a_comparison_shows_what_differs_and_nothing_else(client, runs):
         "git.dirty",
         "git.diff",
         "params.metadata.name",
-        "params.spec.code.artifact",
+        "code.digest",
+        "code.files.train.py",
     }
+
+
+def test_code_without_git_is_compared_by_its_content(client, shared_yard, tmp_path):
+    (tmp_path / "train.py").write_text("print(1)\n")
+    job = document(["python", "train.py"], "plain", code={"path": "."})
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    jobs = []
+    for text in ("print(1)\n", "print(1)\n", "print(2)\n"):
+        (tmp_path / "train.py").write_text(text)
+        jobs.append(client.submit(tmp_path / "job.json"))
+        jobs[-1].wait(WAIT_S)
+    first, again, changed = (job.id for job in jobs)
+    assert [row for row in client.compare([first, again]).rows if row.part in ("code", "params")] == []
+    assert [version.number for version in client.versions("plain-code")] == [2, 1]
+    rows = {row.name for row in client.compare([first, changed]).rows if row.part == "code"}
+    assert rows == {"digest", "files.train.py"}
+    assert shared_yard.run("compare", first, changed, "--diff").stdout == "changed  train.py\n"
 
 
 def test_the_command_compares_jobs_by_name_and_id(shared_yard, runs):

@@ -73,6 +73,46 @@ async def test_a_repeated_commit_does_not_bring_back_what_was_deleted(yard, tree
     assert (await upload(yard.user(), root, workspace="default", name="m", kind="data")).number == first.number + 1
 
 
+async def code(stub, root, **fields):
+    return await upload(stub, root, workspace="default", name="m-code", kind="code", **fields)
+
+
+async def test_identical_code_makes_no_second_version(yard, tree):
+    stub = yard.user()
+    first, other = tree({"a": b"1"}), tree({"a": b"2"})
+    assert (await code(stub, first, labels={"git.commit": "a", "git.diff": "d@1"})).number == 1
+    assert (await code(stub, other)).number == 2
+    again = await code(stub, first, labels={"git.commit": "b"}, aliases=["kept"])
+    assert (again.number, dict(again.labels), list(again.aliases)) == (1, {"git.commit": "b"}, ["kept", "latest"])
+    assert dict((await code(stub, first)).labels) == {"git.commit": "b"}
+    assert sorted(await numbers(stub)) == [1, 2]
+    versions = await asyncio.gather(*(code(stub, tree({"a": b"3"})) for _ in range(5)))
+    assert {version.number for version in versions} == {3}
+    renamed = await code(stub, tree({"b": b"3"}))
+    assert renamed.number == 4
+
+
+async def test_code_that_is_stored_again_is_kept_as_the_newest(yard, tree):
+    stub = yard.user()
+    await stub.SetRetention(pb.SetRetentionRequest(retention=pb.Retention(name="m-code", keep_last=2)))
+    first = tree({"a": b"1"})
+    for root in (first, tree({"a": b"2"}), first, tree({"a": b"3"})):
+        await code(stub, root)
+    assert sorted(await numbers(stub)) == [1, 3]
+    await yard.sql("UPDATE artifact_version SET created_ns = created_ns - :ns", ns=int(10 * 86400e9))
+    await stub.SetRetention(pb.SetRetentionRequest(retention=pb.Retention(name="m-code", ttl_s=86400)))
+    assert (await code(stub, first)).number == 1
+    assert await numbers(stub) == [1]
+    await stub.DeleteVersion(pb.DeleteVersionRequest(reference="m-code@1"))
+    assert (await code(stub, first)).number == 4
+
+
+async def test_results_may_repeat(yard, tree):
+    root = tree({"a": b"1"})
+    for number in (1, 2):
+        assert (await upload(yard.user(), root, workspace="default", name="m", kind="output")).number == number
+
+
 async def test_commits_at_once_get_numbers_of_their_own(yard, tree):
     roots = [tree({"a": bytes([index])}) for index in range(20)]
     versions = await asyncio.gather(

@@ -121,6 +121,8 @@ class ScriptedYard:
     stored: list[metrics_pb2.StoredLine] = field(default_factory=list)
     series: list[metrics_pb2.SeriesInfo] = field(default_factory=list)
     versions: list[artifacts_pb2.Version] = field(default_factory=list)
+    details: dict[str, artifacts_pb2.VersionDetail] = field(default_factory=dict)
+    """Versions with their files, by reference."""
     runs: list[metrics_pb2.FoundRun] = field(default_factory=list)
     files: dict[str, bytes] = field(default_factory=dict)
     """Content of single files by "REFERENCE/PATH"."""
@@ -321,7 +323,9 @@ class _Artifacts(_Servicer, artifacts_pb2_grpc.ArtifactServiceServicer):
     ListVersions = _unary("ListVersions", lambda yard, _: artifacts_pb2.ListVersionsResponse(versions=yard.versions))
     GetVersion = _unary(
         "GetVersion",
-        lambda yard, request: artifacts_pb2.VersionDetail(version=artifacts_pb2.Version(id=request.reference)),
+        lambda yard, request: yard.details.get(
+            request.reference, artifacts_pb2.VersionDetail(version=artifacts_pb2.Version(id=request.reference))
+        ),
     )
 
     async def ReadFile(self, request: Any, context: Context) -> AsyncIterator[artifacts_pb2.ReadFileResponse]:

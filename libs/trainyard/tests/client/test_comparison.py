@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard.client import Run, compare
-from trainyard.client.comparison import change_between, flattened
+from trainyard.client.comparison import Code, change_between, flattened
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers())
 PARAMS = st.recursive(
@@ -84,6 +84,32 @@ def test_a_diff_that_was_deleted_is_said_to_be() -> None:
 def test_the_change_between_two_diffs_is_a_diff_of_them() -> None:
     change = change_between(DIFF, DIFF.replace("print(2)", "print(3)")).splitlines()
     assert change[-2:] == ["-+print(2)", "++print(3)"]
+
+
+def spec(reference: str) -> dict[str, Any]:
+    return {"spec": {"code": {"artifact": reference}}}
+
+
+def test_the_same_code_is_the_same_whatever_its_version_is_called() -> None:
+    runs = run(params=spec("d@1")), run(params=spec("d@2"))
+    same = Code("d@1", "aa" * 32), Code("d@2", "aa" * 32)
+    assert facts(*runs, codes=same) == {}
+    assert facts(*runs, codes=same, everything=True)["code.artifact"] == ("d@1", "d@2")
+
+
+def test_different_code_differs_without_git_in_its_files() -> None:
+    runs = run(params=spec("d@1")), run(params=spec("e@1"))
+    codes = Code("d@1", "aa" * 32, {"a.py": "1", "same.py": "0"}), Code("e@1", "bb" * 32, {"b.py": "2", "same.py": "0"})
+    assert facts(*runs, codes=codes) == {
+        "code.digest": ("aa" * 6, "bb" * 6),
+        "code.files.a.py": ("1", None),
+        "code.files.b.py": (None, "2"),
+    }
+
+
+def test_code_that_was_deleted_is_told_as_not_known() -> None:
+    codes = Code("d@1"), Code("d@2", "bb" * 32)
+    assert facts(run(), run(), codes=codes) == {"code.digest": ("not known: d@1 was deleted", "bb" * 6)}
 
 
 @given(PARAMS)

@@ -8,7 +8,7 @@ import grpc
 import pytest
 from trainyard import errors
 from trainyard.client import AsyncClient
-from trainyard_protos.v1 import metrics_pb2
+from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
 
 from libs.trainyard.tests.client.scripted import JOB_ID, Refusal, ScriptedYard, job
 
@@ -106,6 +106,25 @@ async def test_runs_are_compared_with_their_code(yard: ScriptedYard) -> None:
         comparison = await client.compare([PLAIN, ATTEMPT])
     assert comparison.diffs == ("+y\n", "+x\n")
     assert {(row.part, row.name) for row in comparison.rows} == {("git", "commit"), ("git", "diff")}
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_code_is_compared_by_digest_and_by_file(yard: ScriptedYard, recorded: bool) -> None:
+    for run, name, content in ((PLAIN, "d@1", b"1"), (ATTEMPT, "d@2", b"2")):
+        detail = artifacts_pb2.VersionDetail(
+            version=artifacts_pb2.Version(id=f"id-{name}", name="d", number=int(name[-1]), digest=content * 32)
+        )
+        for path, chunk in (("train.py", content), ("same.py", b"0")):
+            detail.manifest.files.add(path=path, mode=0o644).chunks.add(hash=chunk * 32, size=1)
+        yard.details |= {name: detail, f"id-{name}": detail}
+        code = {"artifact": name, "version": f"id-{name}", "digest": (content * 32).hex()}
+        context, params = ({"code": code}, {}) if recorded else ({}, {"spec": {"code": {"artifact": name}}})
+        yard.runs.append(found(run, context=json.dumps(context), params=json.dumps(params)))
+    yard.refusals["GetJob"] = [NO_JOB, NO_JOB]
+    async with AsyncClient() as client:
+        rows = (await client.compare([PLAIN, ATTEMPT])).rows
+    assert {f"{row.part}.{row.name}" for row in rows} == {"code.digest", "code.files.train.py"}
+    assert rows[0].values == ("31" * 6, "32" * 6)
 
 
 async def test_a_diff_that_was_deleted_does_not_keep_runs_from_being_compared(yard: ScriptedYard) -> None:

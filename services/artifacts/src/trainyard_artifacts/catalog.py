@@ -75,16 +75,45 @@ def add(session: Session, request: pb.CommitRequest, encoded: bytes, digest: byt
     return row
 
 
+def same_code(session: Session, request: pb.CommitRequest, digest: bytes) -> VersionRow | None:
+    """The version of the artifact that has exactly this code already; None for other kinds, which may repeat."""
+    if request.kind != "code":
+        return None
+    query = living(request.workspace, request.name).where(VersionRow.kind == "code", VersionRow.digest == digest)
+    return session.exec(query.order_by(col(VersionRow.created_ns).desc()).limit(1)).first()
+
+
+def store_again(session: Session, row: VersionRow, request: pb.CommitRequest) -> None:
+    """Makes a version of code the newest of its artifact: its content was stored again.
+
+    Labels, where the request has some, replace those of the last time: the same files may be those of another commit.
+    """
+    newest = session.exec(living(row.workspace, row.name).order_by(col(VersionRow.created_ns).desc()).limit(1)).one()
+    row.created_ns = max(now_ns(), newest.created_ns + 1)
+    if request.labels:
+        row.labels = json.dumps(dict(request.labels), sort_keys=True)
+    session.add(row)
+    for alias in {*request.aliases, LATEST}:
+        point(session, row, alias)
+    session.flush()
+
+
 def oldest_first(rows: Sequence[VersionRow]) -> list[VersionRow]:
     """Versions of one artifact by age, which is not the order in which they were committed.
 
     Checkpoints of one attempt are as old as their step says, since uploads may overtake each other. Attempts, and all
-    that no attempt made, follow each other by number.
+    that no attempt made, follow each other by number. Code, which gets no second version when it is stored again, is as
+    old as the last time.
     """
     newest: dict[tuple[str, int], int] = {}
     for row in rows:
-        newest[_group(row)] = max(row.number, newest.get(_group(row), 0))
+        newest[_group(row)] = max(_turn(row), newest.get(_group(row), 0))
     return sorted(rows, key=lambda row: (newest[_group(row)], *_age(row)))
+
+
+def _turn(row: VersionRow) -> int:
+    """Grows from one version of an artifact to the next; all of them are of one kind."""
+    return row.created_ns if row.kind == "code" else row.number
 
 
 def _group(row: VersionRow) -> tuple[str, int]:

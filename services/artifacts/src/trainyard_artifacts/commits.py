@@ -90,8 +90,12 @@ class Commits:
         if row is None:
             _check_fence(session, request)
             _check_inputs(session, request)
-            _use(session, request, tree.sizes)
-            row = catalog.add(session, request, tree.encoded, tree.digest)
+            row = catalog.same_code(session, request, tree.digest)
+            if row is not None:
+                catalog.store_again(session, row, request)
+            else:
+                _use(session, request, tree.sizes)
+                row = catalog.add(session, request, tree.encoded, tree.digest)
             retention.apply(session, row.workspace, row.name, self.settings.retention)
         return catalog.messages(session, [row])[0]
 

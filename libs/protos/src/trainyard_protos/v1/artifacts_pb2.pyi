@@ -564,6 +564,7 @@ class Version(_message.Message):
     size: _builtins.int
     files: _builtins.int
     created_ns: _builtins.int
+    """of code: when it was last stored"""
     deleted_ns: _builtins.int
     """0 unless it was deleted; lineage names deleted versions too"""
     @_builtins.property

@@ -147,7 +147,8 @@ class ArtifactServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Commit(self, request, context):
-        """Makes a version, atomically. Refused when a chunk is missing or the fence is old.
+        """Makes a version, atomically. Refused when a chunk is missing or the fence is old. Code that the artifact has already
+        makes none: the version that has it is returned, with the request's labels and aliases, as the newest.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

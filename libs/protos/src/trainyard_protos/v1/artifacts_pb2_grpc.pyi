@@ -43,7 +43,9 @@ class ArtifactServiceStub:
     GetChunks: _grpc.UnaryStreamMultiCallable[_artifacts_pb2.GetChunksRequest, _artifacts_pb2.Chunk]
     """Bytes of chunks that belong to a version, verified. DATA_LOSS names the file when a stored chunk is damaged."""
     Commit: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.CommitRequest, _artifacts_pb2.Version]
-    """Makes a version, atomically. Refused when a chunk is missing or the fence is old."""
+    """Makes a version, atomically. Refused when a chunk is missing or the fence is old. Code that the artifact has already
+    makes none: the version that has it is returned, with the request's labels and aliases, as the newest.
+    """
     CommitPart: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.CommitPartRequest, _artifacts_pb2.CommitPartResponse]
     """Makes one node's part of a version; the version appears when all parts are there."""
     GetVersion: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.GetVersionRequest, _artifacts_pb2.VersionDetail]
@@ -75,7 +77,9 @@ class ArtifactServiceAsyncStub(ArtifactServiceStub):
     GetChunks: _aio.UnaryStreamMultiCallable[_artifacts_pb2.GetChunksRequest, _artifacts_pb2.Chunk]  # type: ignore[assignment]
     """Bytes of chunks that belong to a version, verified. DATA_LOSS names the file when a stored chunk is damaged."""
     Commit: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.CommitRequest, _artifacts_pb2.Version]  # type: ignore[assignment]
-    """Makes a version, atomically. Refused when a chunk is missing or the fence is old."""
+    """Makes a version, atomically. Refused when a chunk is missing or the fence is old. Code that the artifact has already
+    makes none: the version that has it is returned, with the request's labels and aliases, as the newest.
+    """
     CommitPart: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.CommitPartRequest, _artifacts_pb2.CommitPartResponse]  # type: ignore[assignment]
     """Makes one node's part of a version; the version appears when all parts are there."""
     GetVersion: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.GetVersionRequest, _artifacts_pb2.VersionDetail]  # type: ignore[assignment]
@@ -128,7 +132,9 @@ class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _artifacts_pb2.CommitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_artifacts_pb2.Version, _abc.Awaitable[_artifacts_pb2.Version]]:
-        """Makes a version, atomically. Refused when a chunk is missing or the fence is old."""
+        """Makes a version, atomically. Refused when a chunk is missing or the fence is old. Code that the artifact has already
+        makes none: the version that has it is returned, with the request's labels and aliases, as the newest.
+        """
 
     @_abc_1.abstractmethod
     def CommitPart(

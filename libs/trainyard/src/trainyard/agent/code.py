@@ -28,11 +28,13 @@ class Code:
     Args:
         root: where the workers run.
         version_id: of the artifact it came from; "" for none.
+        artifact: reference, id and digest of that version; {} for none.
         git: commit, branch, remote, whether it differed from the commit, reference of the diff; {} when not known.
     """
 
     root: Path
     version_id: str = ""
+    artifact: dict[str, str] = field(default_factory=dict)
     git: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,7 +93,8 @@ async def _unpack(reference: str, work: Path, store: Store) -> Code:
         await store.record_use(version.id)
     except (Refused, ArtifactError) as error:
         raise NodeFailed("CodeUnavailable", f"code artifact '{reference}': {error}") from error
-    return Code(work, version.id, from_labels(version.labels))
+    facts = {"artifact": f"{version.name}@{version.number}", "version": version.id, "digest": version.digest.hex()}
+    return Code(work, version.id, facts, from_labels(version.labels))
 
 
 async def _clone(plan: Plan, git: CodeGit, work: Path, reaper: Reaper, log: Path) -> Code:

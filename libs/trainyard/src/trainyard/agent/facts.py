@@ -12,15 +12,15 @@ from typing import Any
 from trainyard_protos.v1 import metrics_pb2
 
 
-def context(git: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Where a run happens, and what code it is made of."""
+def context(git: Mapping[str, Any] | None = None, code: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Where a run happens, and what code it is made of: what git knows of it, and the artifact that has it."""
     where = {
         "host": socket.gethostname(),
         "system": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
     }
-    return where | {"git": git} if git else where
+    return where | ({"git": git} if git else {}) | ({"code": code} if code else {})
 
 
 def add_facts(run: metrics_pb2.Run, facts: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ class Prepared:
     python_bin: str = ""
     restored: Restored = FRESH
     made_from: list[str] = field(default_factory=list)  # ids of artifact versions
+    code: dict[str, str] = field(default_factory=dict)  # the artifact it was unpacked from
     git: dict[str, Any] = field(default_factory=dict)  # where the code comes from
 
 
@@ -48,7 +49,8 @@ async def prepare(plan: Plan, folder: Path, store: Store, reaper: Reaper, note: 
     log = folder / LOG_FILE
     code = await fetch_code(plan, folder / "work", store, reaper, log, note)
     root = code.root
-    prepared = Prepared(root, made_from=[code.version_id] if code.version_id else [], git=code.git)
+    made_from = [code.version_id] if code.version_id else []
+    prepared = Prepared(root, made_from=made_from, code=code.artifact, git=code.git)
     if plan.requirements:
         from trainyard.agent.environment import base_of, python_bin
 

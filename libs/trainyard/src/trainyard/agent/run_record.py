@@ -25,7 +25,7 @@ def describe(plan: Plan, prepared: Prepared | None) -> metrics_pb2.Run:
         name=plan.run_name,
         created_ns=time.time_ns(),
         params=plan.spec_json,
-        context=json.dumps(context(prepared.git if prepared else None)),
+        context=json.dumps(context(prepared.git, prepared.code) if prepared else context()),
     )
     if prepared is not None:
         restored = prepared.restored

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.cli import tables, terminal, words
 from trainyard.cli.terminal import next_steps, say, styled
-from trainyard.client.comparison import Comparison, change_between, flattened
+from trainyard.client.comparison import FILES, Comparison, change_between, flattened
 from trainyard.client.names import SYSTEM_PREFIX
 
 if TYPE_CHECKING:
@@ -100,7 +100,16 @@ def code_change(found: Comparison) -> None:
     """How the uncommitted code of the second run differs from the first's, whole."""
     lines = change_between(*found.diffs[:2]).splitlines()
     _show_change(lines)
-    if not lines:
+    if lines:
+        return
+    files = [row for row in found.rows if row.part == "code" and row.name.startswith(FILES) and row.differs]
+    for row in files:
+        first, second = row.values[:2]
+        change = "added" if first is None else "removed" if second is None else "changed"
+        say(f"{change}  {row.name.removeprefix(FILES)}")
+    if not files and any(row.part == "code" and row.differs for row in found.rows):
+        terminal.complain("the code differs; in which files is not known, because a version of it was deleted")
+    elif not files:
         terminal.complain("the uncommitted code of both is the same")
 
 

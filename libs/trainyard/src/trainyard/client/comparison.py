@@ -7,13 +7,18 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from trainyard_protos.v1 import artifacts_pb2
 
 from trainyard.client.names import SYSTEM_PREFIX
 from trainyard.client.records import Run
 
-PARTS = ("params", "tags", "notes", "git", "context", "metrics")
+PARTS = ("params", "tags", "notes", "code", "git", "context", "metrics")
+FILES = "files."
+"""Names of rows of part "code" that are about one file begin with this."""
+_DIGITS = 12
 _INDEX = re.compile(r"^index [0-9a-f]+\.\.[0-9a-f]+.*\n", re.MULTILINE)
 
 
@@ -38,6 +43,33 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Code:
+    """The artifact that a run's code is in.
+
+    Attributes:
+        artifact: its reference; "" when there is none.
+        digest: of all of its files: the same for the same code, whatever the version is called; "" when not known.
+        files: a digest of each file by path; {} when they were not asked for, or the version was deleted.
+    """
+
+    artifact: str = ""
+    digest: str = ""
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def code_of(detail: artifacts_pb2.VersionDetail) -> Code:
+    """A version of code as a comparison needs it."""
+    version = detail.version
+    files = {file.path: _file_digest(file) for file in detail.manifest.files}
+    return Code(f"{version.name}@{version.number}", version.digest.hex(), files)
+
+
+def _file_digest(file: artifacts_pb2.File) -> str:
+    content = "\n".join([oct(file.mode), file.symlink, *(chunk.hash.hex() for chunk in file.chunks)])
+    return hashlib.sha256(content.encode()).hexdigest()[:_DIGITS]
+
+
+@dataclass(frozen=True, slots=True)
 class Comparison:
     """Runs side by side.
 
@@ -52,15 +84,25 @@ class Comparison:
     diffs: tuple[str, ...]
 
 
-def compare(runs: Sequence[Run], diffs: Sequence[str] = (), *, everything: bool = False) -> Comparison:
+def compare(
+    runs: Sequence[Run], diffs: Sequence[str] = (), codes: Sequence[Code] = (), *, everything: bool = False
+) -> Comparison:
     """Lays runs side by side.
 
     Args:
         diffs: the code of each run against its commit; default: none is known.
+        codes: the artifact that the code of each run is in; default: none is known.
         everything: also what is the same, and what the agent samples.
     """
     diffs = tuple(diffs) or ("",) * len(runs)
-    facts = [dict(_facts(run, diff, everything)) for run, diff in zip(runs, diffs, strict=True)]
+    codes = tuple(codes) or (Code(),) * len(runs)
+    facts = [
+        dict([*_facts(run, diff, everything), *_code_facts(code, everything)])
+        for run, diff, code in zip(runs, diffs, codes, strict=True)
+    ]
+    if any(code.digest for code in codes):  # the digest tells; a version's number may differ for the same code
+        for each in facts:
+            each.pop(_CODE_REFERENCE, None)
     keys = sorted({key for each in facts for key in each}, key=lambda key: (PARTS.index(key[0]), key[1]))
     rows = [Row(part, name, tuple(each.get((part, name)) for each in facts)) for part, name in keys]
     return Comparison(tuple(runs), tuple(row for row in rows if everything or row.differs), diffs)
@@ -85,9 +127,22 @@ def flattened(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from flattened(each, f"{name}.{key}" if name else key)
 
 
+_CODE_REFERENCE = ("params", "spec.code.artifact")
+
+
+def _code_facts(code: Code, everything: bool) -> Iterator[tuple[tuple[str, str], Any]]:
+    if everything and code.artifact:
+        yield ("code", "artifact"), code.artifact
+    if code.artifact or code.digest:
+        yield ("code", "digest"), code.digest[:_DIGITS] or f"not known: {code.artifact} was deleted"
+    for path, digest in code.files.items():
+        yield ("code", f"{FILES}{path}"), digest
+
+
 def _facts(run: Run, diff: str, everything: bool) -> Iterator[tuple[tuple[str, str], Any]]:
     context = dict(run.context)
     context.pop("git", None)
+    context.pop("code", None)
     git = dict(run.git)
     reference = git.pop("diff_artifact", None)
     if diff:

@@ -20,7 +20,7 @@ class Run:
         attempt: number of the attempt; 0 for a plain script.
         created_ns, updated_ns: UTC, nanoseconds; `updated_ns` is the time of its newest point, 0 before the first.
         params: what it was made with, as nested mappings; of a job its spec and what the script recorded.
-        context: code (`git`), host and environment; {} when it was not asked for.
+        context: code (`git`, `code`), host and environment; {} when it was not asked for.
         values: last value of each series that was asked for, of its lowest rank.
         steps: step of each of these values.
     """
@@ -43,6 +43,20 @@ class Run:
         """Facts of its code; {} when there are none. Whoever opens a run writes its context, also nonsense."""
         facts = self.context.get("git")
         return facts if isinstance(facts, Mapping) else {}
+
+    @property
+    def code(self) -> Mapping[str, Any]:
+        """The artifact that has its code: `artifact`, `version`, `digest`; {} when none is known.
+
+        Runs from before digests were recorded have the reference that their spec names, and no more.
+        """
+        facts = self.context.get("code")
+        if isinstance(facts, Mapping):
+            return facts
+        named: Any = self.params
+        for name in ("spec", "code", "artifact"):
+            named = named.get(name) if isinstance(named, Mapping) else None
+        return {"artifact": named} if isinstance(named, str) else {}
 
 
 def run_of(found: metrics_pb2.FoundRun, names: Sequence[str] = ()) -> Run:

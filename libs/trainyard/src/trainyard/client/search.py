@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trainyard_protos.v1 import metrics_pb2
+from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
 
 from trainyard import errors
 from trainyard.client.names import DIFF_FILE
@@ -15,7 +15,7 @@ from trainyard.client.runs import RunCalls, Subject
 from trainyard.client.store import ArtifactCalls
 
 if TYPE_CHECKING:
-    from trainyard.client.comparison import Comparison
+    from trainyard.client.comparison import Code, Comparison
     from trainyard.client.records import Run
 
 _PAGE = 500
@@ -136,7 +136,33 @@ class SearchCalls(RunCalls, ArtifactCalls):
             raise errors.InvalidArgument("give two or more jobs or runs to compare", reason="TooFewRuns")
         runs = await asyncio.gather(*(self.run(each) for each in of))
         diffs = await asyncio.gather(*(self._diff_if_kept(run) for run in runs))
-        return compare(runs, diffs, everything=everything)
+        return compare(runs, diffs, await self._codes(runs), everything=everything)
+
+    async def _codes(self, runs: Sequence[Run]) -> list[Code]:
+        """The code artifacts of runs; with their files where they are not all the same."""
+        found = await asyncio.gather(*(self._code(run, files=False) for run in runs))
+        if len({code.digest for code in found}) > 1:
+            found = await asyncio.gather(*(self._code(run, files=True) for run in runs))
+            if any(code.digest and not code.files for code in found):  # deleted: nothing to lay the others' beside
+                found = [replace(code, files={}) for code in found]
+        return list(found)
+
+    async def _code(self, run: Run, *, files: bool) -> Code:
+        from trainyard.client.comparison import Code, code_of
+
+        facts = {name: str(run.code.get(name, "")) for name in ("artifact", "version", "digest")}
+        reference = facts["version"] or facts["artifact"]
+        known = Code(facts["artifact"], facts["digest"])
+        if not reference or (known.digest and not files):
+            return known
+        request = artifacts_pb2.GetVersionRequest(
+            workspace=self.workspace, reference=reference, without_manifest=not files
+        )
+        try:
+            return code_of(await self._connection.call(self._connection.artifacts.GetVersion, request))
+        except (errors.NotFound, errors.InvalidArgument):
+            # It was deleted, or the reference is no reference: whoever opens a run writes its context.
+            return known
 
     async def _diff_if_kept(self, run: Run) -> str:
         try:
