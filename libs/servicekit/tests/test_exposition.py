@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 from servicekit.exposition import Exposition
 from servicekit.health import Health
+from servicekit.refusals import Refusals
 from servicekit.server import Tls
 
 from scripts.testbed.patience import PATIENCE_S
@@ -22,7 +23,7 @@ async def exposed():
     registry = CollectorRegistry()
     Counter("points", "Points", registry=registry).inc(3)
     health = Health(["metrics", "artifacts"], registry)
-    exposition = Exposition(registry, health, TOKEN)
+    exposition = Exposition(registry, health, TOKEN, Refusals(registry))
     port = await exposition.start("127.0.0.1", 0)
     yield health, f"http://127.0.0.1:{port}"
     await exposition.stop()
@@ -90,17 +91,25 @@ async def _rest(reader):
         return b""
 
 
-async def test_more_connections_than_it_holds_are_turned_away_at_once(exposed):
+async def test_connections_that_send_nothing_keep_no_probe_out(exposed):
     _, url = exposed
     port = int(url.rpartition(":")[2])
-    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(64)]
-    status, body = await get(f"{url}/healthz")
-    assert (status, "too many connections" in body) == (503, True)
-    for reader, writer in silent:
-        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(150)]
+    assert await get(f"{url}/healthz") == (200, "ok\n")
+    oldest, newest = silent[0], silent[-1]
+    assert await asyncio.wait_for(_rest(oldest[0]), PATIENCE_S) == b""  # it made room
+    newest[1].write(b"GET /healthz HTTP/1.1\r\n\r\n")
+    assert (await newest[0].read()).startswith(b"HTTP/1.1 200")
+    for _, writer in silent:
         writer.close()
     assert (await get(f"{url}/healthz"))[0] == 200
+
+
+async def test_a_refused_token_is_counted(exposed):
+    _, url = exposed
+    await get(f"{url}/metrics", "another")
+    _, body = await get(f"{url}/metrics", TOKEN)
+    assert 'trainyard_refused_tokens_total{method="/metrics",reason="BadToken"} 1.0' in body
 
 
 @pytest.mark.parametrize(
@@ -115,7 +124,7 @@ async def test_an_accept_header_that_means_nothing_is_refused(exposed, accept):
 
 
 async def test_beyond_loopback_it_wants_a_certificate():
-    exposition = Exposition(CollectorRegistry(), Health([], CollectorRegistry()), TOKEN)
+    exposition = Exposition(CollectorRegistry(), Health([], CollectorRegistry()), TOKEN, Refusals(CollectorRegistry()))
     with pytest.raises(ValueError, match="without TLS"):
         await exposition.start("0.0.0.0", 0)
 
@@ -127,7 +136,7 @@ async def test_with_a_certificate_it_speaks_tls(tmp_path):
     )
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*command.split(), *files], check=True, capture_output=True)
-    exposition = Exposition(CollectorRegistry(), Health([], CollectorRegistry()), TOKEN)
+    exposition = Exposition(CollectorRegistry(), Health([], CollectorRegistry()), TOKEN, Refusals(CollectorRegistry()))
     port = await exposition.start("127.0.0.1", 0, Tls(certificate, key))
     context = ssl.create_default_context(cafile=str(certificate))
     assert (await get(f"https://127.0.0.1:{port}/healthz", context=context))[0] == 200

@@ -4,7 +4,8 @@
     /healthz   200 while the process answers
     /readyz    200 while everything in it serves, else 503 with what does not
 
-Three answers to GET, each on a connection of its own, with bounds on what is read and for how long.
+Three answers to GET, each on a connection of its own, with bounds on what is read and for how long. The port is apart
+from the one for calls, and connections without a request cannot fill it: the oldest of them makes room for a new one.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from prometheus_client.exposition import choose_encoder
 
 from servicekit.certificates import http_context
 from servicekit.health import Health
+from servicekit.refusals import Refusals
 from servicekit.server import Tls, require_tls_beyond_loopback
 
 _REQUEST_TIMEOUT_S = 10.0
+_HANDSHAKE_TIMEOUT_S = 5.0
 _MAX_REQUEST_BYTES = 16 * 1024
 _MAX_CONNECTIONS = 64
 _PLAIN = "text/plain; charset=utf-8"
@@ -42,14 +45,17 @@ class Exposition:
         registry: what is shown.
         health: who serves.
         token: the bearer token that `/metrics` asks for.
+        refusals: counts and logs other tokens.
     """
 
-    def __init__(self, registry: CollectorRegistry, health: Health, token: str) -> None:
+    def __init__(self, registry: CollectorRegistry, health: Health, token: str, refusals: Refusals) -> None:
         self._registry = registry
         self._health = health
         self._token = token.encode()
+        self._refusals = refusals
         self._server: asyncio.Server | None = None
         self._connections = 0
+        self._silent: dict[asyncio.StreamWriter, None] = {}  # connections without a request yet, the oldest first
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Listens; returns the port (a free one for 0).
@@ -61,7 +67,14 @@ class Exposition:
         require_tls_beyond_loopback(host, port, tls)
         context = http_context(tls) if tls is not None else None
         try:
-            self._server = await asyncio.start_server(self._serve, host, port, ssl=context, limit=_MAX_REQUEST_BYTES)
+            self._server = await asyncio.start_server(
+                self._serve,
+                host,
+                port,
+                ssl=context,
+                limit=_MAX_REQUEST_BYTES,
+                ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S if context else None,
+            )
         except OSError as error:
             raise RuntimeError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
         return int(self._server.sockets[0].getsockname()[1])
@@ -74,25 +87,28 @@ class Exposition:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._connections += 1
+        self._silent[writer] = None
+        # Without a bound they would take the file descriptors of the whole service.
+        if self._connections > _MAX_CONNECTIONS:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
         try:
             async with asyncio.timeout(_REQUEST_TIMEOUT_S):
-                writer.write(_encoded(await self._next_answer(reader)))
+                request = await reader.readuntil(b"\r\n\r\n")
+                self._silent.pop(writer, None)
+                writer.write(_encoded(await self._answer(request, _peer(writer))))
                 await writer.drain()
         except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, OSError):
             pass  # not HTTP, too slow, or gone
         finally:
+            self._silent.pop(writer, None)
             self._connections -= 1
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
-    async def _next_answer(self, reader: asyncio.StreamReader) -> _Answer:
-        # Waiting ones would be without bound, and the file descriptors are the whole service's.
-        if self._connections > _MAX_CONNECTIONS:
-            return _Answer("503 Service Unavailable", b"too many connections: try again\n")
-        return await self._answer(await reader.readuntil(b"\r\n\r\n"))
-
-    async def _answer(self, request: bytes) -> _Answer:
+    async def _answer(self, request: bytes, peer: str) -> _Answer:
         first, *lines = request.decode("latin-1").split("\r\n")
         method, _, rest = first.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
@@ -104,7 +120,7 @@ class Exposition:
         if path == "/readyz":
             return self._readiness()
         if path == "/metrics":
-            return await self._metrics(headers)
+            return await self._metrics(headers, peer)
         return _Answer("404 Not Found", b"there are /metrics, /healthz and /readyz\n")
 
     def _readiness(self) -> _Answer:
@@ -113,9 +129,10 @@ class Exposition:
             return _Answer("503 Service Unavailable", f"not ready: {', '.join(missing)}\n".encode())
         return _Answer("200 OK", b"ready\n")
 
-    async def _metrics(self, headers: dict[str, str]) -> _Answer:
+    async def _metrics(self, headers: dict[str, str], peer: str) -> _Answer:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token):
+            self._refusals.add(peer, "/metrics", "BadToken" if token else "NoToken")
             return _Answer(
                 "401 Unauthorized",
                 b"send 'Authorization: Bearer <token>': the yard's token, as for every call\n",
@@ -126,6 +143,12 @@ class Exposition:
         except (ValueError, TypeError):  # what a version that is no number makes of it
             return _Answer("400 Bad Request", b"the Accept header is malformed: send 'text/plain', or none\n")
         return _Answer("200 OK", await asyncio.to_thread(encode, self._registry), content_type)
+
+
+def _peer(writer: asyncio.StreamWriter) -> str:
+    """The caller's address as gRPC writes it."""
+    host, port, *ipv6 = writer.get_extra_info("peername") or ("unknown", 0)
+    return f"ipv6:[{host}]:{port}" if ipv6 else f"ipv4:{host}:{port}"
 
 
 def _encoded(answer: _Answer) -> bytes:

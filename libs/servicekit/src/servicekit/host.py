@@ -12,6 +12,7 @@ from servicekit import server as servers
 from servicekit.auth import AttemptVerifier, Authenticator
 from servicekit.exposition import Exposition
 from servicekit.health import Health
+from servicekit.refusals import Refusals
 from servicekit.server import Tls
 from servicekit.vitals import CertificateGauge, watch_disk
 
@@ -42,10 +43,11 @@ class Host:
             collector(registry=self.registry)
         watch_disk(self.registry, home)
         self._certificates = CertificateGauge(self.registry)
-        self.server = servers.build(Authenticator(token, tokens), self.registry, before)
+        refusals = Refusals(self.registry)
+        self.server = servers.build(Authenticator(token, tokens), self.registry, before, refusals=refusals)
         self.health = Health(services, self.registry)
         self.health.register(self.server)
-        self._exposition = Exposition(self.registry, self.health, token)
+        self._exposition = Exposition(self.registry, self.health, token, refusals)
 
     def listen(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Binds the gRPC server; see `servicekit.server.listen`."""
