@@ -2,6 +2,7 @@
 
 import asyncio
 import fcntl
+import io
 import os
 import pty
 import re
@@ -14,7 +15,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from trainyard.cli import terminal
+from ruamel.yaml import YAML
+from trainyard.cli import output, tables, terminal, transfer_view
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
 from libs.trainyard.tests.client.scripted import JOB_ID, ScriptedYard, document, event, job, line, lines, started
@@ -59,16 +61,19 @@ class Terminal:
 
 
 @asynccontextmanager
-async def running(yard: ScriptedYard, tmp_path: Path, end: asyncio.Event) -> AsyncIterator[Terminal]:
-    """A run on a terminal whose job goes on until the event."""
+async def running(
+    yard: ScriptedYard, tmp_path: Path, end: asyncio.Event, text: str = "hello", metric: str = "loss", note: str = ""
+) -> AsyncIterator[Terminal]:
+    """A run on a terminal whose job goes on until the event; it writes `text`, tracks `metric` and has an event."""
     file = tmp_path / "job.json"
     file.write_text(document())
     progress = common_pb2.Progress(
-        step=120, total_steps=600, updated_ns=1, seconds_left=42.0, metrics={"loss": 0.25, "system/cpu": 1.0}
+        step=120, total_steps=600, updated_ns=1, seconds_left=42.0, metrics={metric: 0.25, "system/cpu": 1.0}
     )
     yard.job = job("running")
-    yard.events = [[event(1, "Running", "running"), end, event(2, "Succeeded", "succeeded")]]
-    yard.live = [[started(1), lines(line(0, "hello")), launcher_pb2.FollowEvent(progress=progress), end]]
+    notes = [event(2, "Note", "running", message=note)] if note else []
+    yard.events = [[event(1, "Running", "running"), *notes, end, event(3, "Succeeded", "succeeded")]]
+    yard.live = [[started(1), lines(line(0, text)), launcher_pb2.FollowEvent(progress=progress), end]]
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
     process = await asyncio.create_subprocess_exec(
@@ -76,7 +81,7 @@ async def running(yard: ScriptedYard, tmp_path: Path, end: asyncio.Event) -> Asy
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color"},
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160"},
         preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
     )
     os.close(theirs)
@@ -102,6 +107,23 @@ async def test_progress_is_shown_and_gone_at_the_end(yard: ScriptedYard, tmp_pat
         await terminal.until("digits succeeded after 12 s")
         assert await terminal.process.wait() == 0
     assert "system/cpu" not in terminal.text
+
+
+async def test_names_lines_and_messages_are_shown_as_written_and_control_nothing(
+    yard: ScriptedYard, tmp_path: Path
+) -> None:
+    end = asyncio.Event()
+    attack = "\x1b]0;title\x07\x9b2J\x1b]52;c;aGk=\x07"
+    metric, note = f"acc[/val][red]{attack}", f"[/bold] no [link=x] {attack}"
+    async with running(yard, tmp_path, end, text=f"hello [/b] {attack}", metric=metric, note=note) as terminal:
+        await terminal.until("acc[/val][red]]0;title2J]52;c;aGk= 0.25")
+        await terminal.until("yard: note ([/bold] no [link=x] ]0;title2J]52;c;aGk=)")
+        await terminal.until("hello [/b] ]0;title2J")
+        yard.job = job("succeeded")
+        end.set()
+        await terminal.until("digits succeeded after 12 s")
+        assert await terminal.process.wait() == 0
+    assert not re.search("\x07|\x9b|\x1b]", terminal.shown)
 
 
 async def test_the_first_interrupt_detaches(yard: ScriptedYard, tmp_path: Path) -> None:
@@ -142,3 +164,33 @@ def test_what_is_written_cannot_drive_the_terminal_of_its_reader(write, capsys):
     write("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07 \u202egpj.exe\x9b2J\r\nnext\tline")
     out, err = capsys.readouterr()
     assert out + err == "\x1b[31mred\x1b[0m [2J]0;title gpj.exe2J\nnext\tline\n"
+
+
+def test_a_colour_ends_with_its_line(capsys):
+    terminal.say("\x1b[8mhidden\nshown")
+    assert capsys.readouterr().out == "\x1b[8mhidden\x1b[0m\nshown\n"
+
+
+def test_a_name_in_a_table_breaks_no_row_and_takes_the_width_it_shows(capsys):
+    tables.show(["NAME", "VALUE"], [["a\nb\x1b]0;\x07", "1"], ["abcdef", "2"]])
+    assert capsys.readouterr().out.splitlines() == ["NAME    VALUE", "a b]0;  1", "abcdef  2"]
+
+
+def test_the_bar_of_a_transfer_shows_a_name_as_it_is_written(monkeypatch):
+    written = io.StringIO()
+    monkeypatch.setattr(transfer_view, "is_terminal", lambda stream: True)
+    monkeypatch.setattr(sys, "stderr", written)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with transfer_view.progress("storing a[/b]\x1b]0;x\x07", 10) as done:
+        done(10)
+    assert "storing a[/b]]0;x" in ESCAPES.sub("", written.getvalue())
+    assert "\x07" not in written.getvalue()
+
+
+@pytest.mark.parametrize("form", [output.Format.JSON, output.Format.YAML])
+def test_what_is_written_for_programs_controls_no_terminal(form, capsys):
+    text = "\x1b]0;x\x07 \x9b2J \u202etxt é"
+    output.write({"name": text}, form)
+    shown = capsys.readouterr().out
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f]", shown)
+    assert YAML(typ="safe").load(shown) == {"name": text}

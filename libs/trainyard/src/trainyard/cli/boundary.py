@@ -55,8 +55,10 @@ def guarded(work: Callable[[], int]) -> int:
     except Exception:
         import traceback
 
-        traceback.print_exc()
-        sys.stderr.write("error: a defect in yard; please report it with the lines above\n")
+        from trainyard.cli.terminal import complain
+
+        complain(traceback.format_exc().rstrip())
+        complain("error: a defect in yard; please report it with the lines above")
         return ExitCode.DEFECT
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -12,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
+
+
+_CONTROL = re.compile(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 class Format(StrEnum):
@@ -37,13 +41,19 @@ def write(value: Any, form: Format) -> None:
         yaml.default_flow_style = False
         yaml.dump(data, sys.stdout)
     else:
-        sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(_json(data, indent=2) + "\n")
 
 
 def write_line(message: Message) -> None:
     """Writes a message as one line of JSON: for streams."""
-    sys.stdout.write(json.dumps(plain(message), ensure_ascii=False) + "\n")
+    sys.stdout.write(_json(plain(message)) + "\n")
     sys.stdout.flush()
+
+
+def _json(data: Any, indent: int | None = None) -> str:
+    """JSON in which characters that control a terminal are escaped: those below U+0020 always are."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def plain(value: Any) -> Any:

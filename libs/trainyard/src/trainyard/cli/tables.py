@@ -13,10 +13,16 @@ _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 def show(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Writes aligned columns; on a terminal, the last column is cut to the width."""
+    headers, rows = _cleaned(headers), [_cleaned(row) for row in rows]
     widths = [max(_width(row[column]) for row in [headers, *rows]) for column in range(len(headers))]
     terminal.say(terminal.styled(_line(headers, widths), "bold"))
     for row in rows:
         terminal.say(_line(row, widths))
+
+
+def _cleaned(cells: Sequence[str]) -> list[str]:
+    """What is not shown takes no width, and a line end in a name starts no row."""
+    return [terminal.clean(" ".join(cell.splitlines())) for cell in cells]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -39,10 +45,10 @@ def _width(text: str) -> int:
 
 def pairs(items: Sequence[tuple[str, str]]) -> None:
     """Writes names and values; items without a value are left out."""
-    shown = [(name, value) for name, value in items if value]
-    width = max((len(name) for name, _ in shown), default=0)
+    shown = [(terminal.clean(name), value) for name, value in items if value]
+    width = max((_width(name) for name, _ in shown), default=0)
     for name, value in shown:
         first, *more = value.splitlines()
-        terminal.say(f"{terminal.styled(name.ljust(width), 'dim')}  {first}")
+        terminal.say(f"{terminal.styled(name + ' ' * (width - _width(name)), 'dim')}  {first}")
         for line in more:
             terminal.say(f"{' ' * width}  {line}")

@@ -8,7 +8,11 @@ import sys
 from typing import TextIO
 
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"}
-_CONTROL = re.compile(r"\x1b\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_COLOUR = r"\x1b\[[0-9;]*m"
+_OTHERS = r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+_COLOURS = re.compile(_COLOUR)
+_CONTROL = re.compile(f"{_COLOUR}|{_OTHERS}")
+_RESETS = ("\x1b[0m", "\x1b[m")
 _STATE_STYLES = {
     "queued": "yellow",
     "starting": "cyan",
@@ -57,8 +61,14 @@ def complain(text: str) -> None:
 def progress(text: str) -> None:
     """Keeps one line of standard error up to date for a person; "" takes it away. Nothing in a pipe."""
     if is_terminal(sys.stderr):
-        sys.stderr.write(f"\r\x1b[K{text}")
+        sys.stderr.write(f"\r\x1b[K{plain(text)}")
         sys.stderr.flush()
+
+
+def prompt(question: str) -> None:
+    """Writes a question to standard output; the answer follows on the same line."""
+    sys.stdout.write(f"{plain(question)} ")
+    sys.stdout.flush()
 
 
 def next_steps(*commands: str) -> None:
@@ -67,8 +77,15 @@ def next_steps(*commands: str) -> None:
 
 
 def clean(text: str) -> str:
-    """Text of a job without what could drive the reader's terminal; colours stay."""
-    return _CONTROL.sub(lambda found: found[0] if found[0].endswith("m") else "", text)
+    """One line without characters that control the reader's terminal. Colours stay, and end with the line."""
+    shown = _CONTROL.sub(lambda found: found[0] if found[0].endswith("m") else "", text)
+    colours = _COLOURS.findall(shown)
+    return f"{shown}{_RESETS[0]}" if colours and colours[-1] not in _RESETS else shown
+
+
+def plain(text: str) -> str:
+    """One line without any control character, colours included: for names, and for lines that are redrawn."""
+    return _CONTROL.sub("", " ".join(text.splitlines()))
 
 
 def _harmless(text: str) -> str:

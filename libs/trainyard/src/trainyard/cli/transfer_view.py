@@ -16,10 +16,12 @@ def progress(label: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    from trainyard.cli.bars import PlainColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        PlainColumn(),
         BarColumn(),
         DownloadColumn(binary_units=True),
         TransferSpeedColumn(),

@@ -173,7 +173,7 @@ def rm(
         from trainyard import errors
         from trainyard.cli import artifact_views, words
         from trainyard.cli.output import write
-        from trainyard.cli.terminal import is_terminal, say
+        from trainyard.cli.terminal import is_terminal, plain, say
 
         version = await client.artifact(reference)
         named = artifact_views.reference(version)
@@ -184,7 +184,7 @@ def rm(
         if not yes:
             kept = f"{words.plural(version.files, 'file')}, {words.size(version.size)}"
             aliases = f", {', '.join(version.aliases)}" if version.aliases else ""
-            typer.confirm(f"Delete {named} ({kept}{aliases})?", abort=True)
+            typer.confirm(plain(f"Delete {named} ({kept}{aliases})?"), abort=True)
         await client.delete_version(version.id)
         if output.for_programs:
             write(version, output)

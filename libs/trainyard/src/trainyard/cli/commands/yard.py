@@ -139,7 +139,7 @@ def _ask(jobs: list[scheduler_pb2.Job]) -> None:
     if jobs and sys.stdin.isatty() and terminal.is_terminal():
         names = ", ".join(f"{job.name} ({words.short(job.id)})" for job in jobs[:5])
         more = f" and {len(jobs) - 5} more" if len(jobs) > 5 else ""
-        typer.confirm(f"Cancel {words.plural(len(jobs), 'job')}: {names}{more}?", abort=True)
+        typer.confirm(terminal.plain(f"Cancel {words.plural(len(jobs), 'job')}: {names}{more}?"), abort=True)
 
 
 def _wait_for(process: int, running: home.YardFile, folder: Path) -> None:

@@ -39,8 +39,7 @@ async def offer(job: pb.Job, received: asyncio.Queue[signal.Signals]) -> Wish:
 
 
 async def _ask(job: pb.Job, received: asyncio.Queue[signal.Signals]) -> Wish:
-    sys.stdout.write(f"cancel {job.name}? [y/N] ")
-    sys.stdout.flush()
+    terminal.prompt(f"cancel {job.name}? [y/N]")
     loop, answered = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), answered.set)
     answer = asyncio.create_task(answered.wait())

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
 from rich.text import Text
 
-from trainyard.cli import words
+from trainyard.cli import terminal, words
+from trainyard.cli.bars import PlainColumn
 from trainyard.cli.run.views import PlainView, state_of, waiting
 
 if TYPE_CHECKING:
@@ -26,10 +27,10 @@ class LiveView(PlainView):
         self._console = Console(highlight=False)
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
+            PlainColumn(),
             BarColumn(bar_width=24),
             TaskProgressColumn(),
-            TextColumn("{task.fields[facts]}"),
+            PlainColumn("facts"),
             console=self._console,
             transient=True,
         )
@@ -49,7 +50,7 @@ class LiveView(PlainView):
         self._describe(f"{self._name} {state_of(event)}")
 
     def show(self, text: str) -> None:
-        self._console.print(Text.from_ansi(text), soft_wrap=True)
+        self._console.print(Text.from_ansi(terminal.clean(text)), soft_wrap=True)
 
     def progressed(self, progress: common_pb2.Progress) -> None:
         facts = [f"step {progress.step}{f'/{progress.total_steps}' if progress.total_steps else ''}"]
@@ -64,7 +65,8 @@ class LiveView(PlainView):
         self._bar.stop()
 
     def note(self, text: str) -> None:
-        self._console.print(Text.assemble(("yard: ", "dim"), text), soft_wrap=True)
+        lines = "\n".join(map(terminal.plain, text.splitlines()))
+        self._console.print(Text.assemble(("yard: ", "dim"), lines), soft_wrap=True)
 
     def _describe(self, text: str) -> None:
         self._bar.update(self._task, description=text)
