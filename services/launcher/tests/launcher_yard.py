@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import grpc
+import trainyard_metrics.app
 from celery import Celery
 from prometheus_client import CollectorRegistry
 from servicekit import server as servers
@@ -165,13 +166,39 @@ class Metrics(metrics_pb2_grpc.MetricsServiceServicer):
         return metrics_pb2.DeleteJobRunsResponse()
 
 
+class Gate(grpc.aio.ServerInterceptor):
+    """Keeps calls of metrics out while it is closed, as a service does that is away."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if not self.closed or "MetricsService" not in details.method:
+            return handler
+
+        async def refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "metrics is away")
+
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(refuse)
+        return grpc.unary_unary_rpc_method_handler(refuse)
+
+
 class Yard:
     """The launcher under test and its surroundings; `launcher` may be another one after `restart`."""
 
-    def __init__(self, home: Path, settings: Settings, agent: Sequence[str]) -> None:
+    def __init__(self, home: Path, settings: Settings, agent: Sequence[str], *, records: bool = False) -> None:
+        """
+        Args:
+            records: real metrics behind `gate`, instead of one that only forgets.
+        """
         self.home, self.settings, self.agent = home, settings, agent
         self.scheduler = Scheduler()
         self.metrics = Metrics(self.scheduler)
+        self.gate = Gate()
+        self._records = records
+        self._store: trainyard_metrics.app.Metrics | None = None
         self.celery: Celery
         self.registry: CollectorRegistry
         self.token = bearer_token(home)
@@ -182,11 +209,17 @@ class Yard:
 
     async def open(self, early: Callable[[], Awaitable[None]] | None = None) -> None:
         """`early`: what happens when the server answers and the launcher has not yet looked at what it left."""
-        self._server = servers.build(Authenticator(self.token, self.tokens), CollectorRegistry())
+        self._server = servers.build(Authenticator(self.token, self.tokens), CollectorRegistry(), [self.gate])
         self.port = servers.listen(self._server, "127.0.0.1", self.port)
         scheduler_pb2_grpc.add_AttemptServiceServicer_to_server(self.scheduler, self._server)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.scheduler, self._server)
-        metrics_pb2_grpc.add_MetricsServiceServicer_to_server(self.metrics, self._server)
+        if self._records:
+            url = f"sqlite:///{self.home}/metrics.db"
+            self._store = trainyard_metrics.app.Metrics(home=self.home, database_url=url)
+            self._store.register(self._server)
+            await self._store.start()
+        else:
+            metrics_pb2_grpc.add_MetricsServiceServicer_to_server(self.metrics, self._server)
         self.celery = celery_app()
         self.registry = CollectorRegistry()
         self._launcher = Launcher(
@@ -212,6 +245,8 @@ class Yard:
         await self.channel.close()
         await self._launcher.stop()
         await self._server.stop(None)
+        if self._store is not None:
+            await self._store.stop()
 
     async def restart(self) -> None:
         await self.close()
@@ -262,10 +297,12 @@ class Yard:
 
 
 @asynccontextmanager
-async def running_yard(home: Path, agent: Sequence[str] = SMALL_AGENT, **settings: object) -> AsyncIterator[Yard]:
+async def running_yard(
+    home: Path, agent: Sequence[str] = SMALL_AGENT, *, records: bool = False, **settings: object
+) -> AsyncIterator[Yard]:
     patience = {"call_timeout_s": WAIT_S, "stacks_timeout_s": WAIT_S, "sweep_timeout_s": WAIT_S}
     defaults: dict[str, object] = {"pool": new_id(), "capacity_gpu": 4, "stop_slack_s": 2, **patience}
-    yard = Yard(home, Settings(**(defaults | settings)), agent)
+    yard = Yard(home, Settings(**(defaults | settings)), agent, records=records)
     with _agents_reaped():
         await yard.open()
         try:

@@ -23,7 +23,7 @@ class Finds:
 
 @pytest.fixture
 def supervisor() -> Supervisor:
-    parts: dict[str, Any] = {"stub": None, "planner": None, "backend": Finds()}
+    parts: dict[str, Any] = {"stub": None, "planner": None, "closing": None, "backend": Finds()}
     return Supervisor(launcher_id="here", settings=Settings(), **parts)
 
 

@@ -18,6 +18,7 @@ from trainyard_protos.v1 import launcher_pb2_grpc, metrics_pb2, metrics_pb2_grpc
 from trainyard_launcher import tasks
 from trainyard_launcher.backend import Backend
 from trainyard_launcher.background import Background
+from trainyard_launcher.closing import Closing
 from trainyard_launcher.exporter import LauncherCollector
 from trainyard_launcher.follow import JobFollower
 from trainyard_launcher.plan import Planner
@@ -70,6 +71,7 @@ class Launcher:
             stub=self._attempt_service,
             backend=backend,
             planner=Planner(tokens, endpoint, home, settings),
+            closing=Closing(self._metrics, tokens, settings.call_timeout_s),
             launcher_id=self._id,
             settings=settings,
         )

@@ -153,6 +153,22 @@ class Observer(Protocol):
         """Something for the job's events that is no end, for instance that a pod finds no place."""
         ...
 
+    async def close_attempt(self, facts: Facts, undelivered: Sequence[str] = ()) -> None:
+        """Tells metrics that an attempt is over, and which of its writers' records are still to be delivered.
+
+        Raises:
+            grpc.aio.AioRpcError: metrics did not hear it.
+        """
+        ...
+
+    async def delivery_token(self, facts: Facts, undelivered: Sequence[str]) -> str:
+        """The same, and with which token metrics takes those records.
+
+        Raises:
+            grpc.aio.AioRpcError: metrics did not hear it.
+        """
+        ...
+
     def silent_s(self, attempt_id: str, node: int) -> float:
         """For how long a node's agent has said nothing; before its first word, since the launcher waits for it. A
         launcher that begins anew has heard nobody yet, which is nobody's silence."""

@@ -20,8 +20,9 @@ import grpc
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2, scheduler_pb2_grpc
 
 from trainyard_launcher.attempts import PEER_FAILED, Attempt, Node, Phase
-from trainyard_launcher.backend import Backend, JoinRefused, Launch, NodeEnd, StartError
+from trainyard_launcher.backend import Backend, Facts, JoinRefused, Launch, NodeEnd, StartError
 from trainyard_launcher.background import Background
+from trainyard_launcher.closing import Closing
 from trainyard_launcher.plan import Planner
 from trainyard_launcher.registry import Registry
 from trainyard_launcher.reports import Answer, Report, Reporter
@@ -50,6 +51,7 @@ class Supervisor:
         stub: scheduler_pb2_grpc.AttemptServiceAsyncStub,
         backend: Backend,
         planner: Planner,
+        closing: Closing,
         launcher_id: str,
         settings: Settings,
     ) -> None:
@@ -57,6 +59,7 @@ class Supervisor:
         self._claims = Batches(self._claim_all)
         self._backend = backend
         self._planner = planner
+        self._closing = closing
         self._launcher_id = launcher_id
         self._settings = settings
         self.attempts = Registry(settings.recent_attempts)
@@ -209,6 +212,14 @@ class Supervisor:
         attempt = self.attempts.get(attempt_id)
         if attempt is not None:
             self.note(attempt, reason, text)
+
+    async def close_attempt(self, facts: Facts, undelivered: Sequence[str] = ()) -> None:
+        """Tells metrics that an attempt is over; see `Observer`."""
+        await self._closing.close(facts, undelivered)
+
+    async def delivery_token(self, facts: Facts, undelivered: Sequence[str]) -> str:
+        """With which metrics takes what an attempt that is over left; see `Observer`."""
+        return await self._closing.delivery_token(facts, undelivered)
 
     def silent_s(self, attempt_id: str, node: int) -> float:
         """For how long a node's agent has said nothing, or was waited for; infinity when the attempt is not known."""

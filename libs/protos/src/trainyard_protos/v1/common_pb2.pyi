@@ -188,6 +188,8 @@ class Exit(_message.Message):
     RESUMED_FROM_FIELD_NUMBER: _builtins.int
     UNSTORED_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    UNACKNOWLEDGED_LINES_FIELD_NUMBER: _builtins.int
+    UNACKNOWLEDGED_ROWS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Typed reason: Completed, WorkerFailed, OutOfMemory, Hung, Stopped, DeadlineExceeded, AgentLost, AgentSilent,
     StartFailed, CodeUnavailable, EnvironmentFailed, InputUnavailable, SecretUnavailable, OutputsNotStored;
@@ -210,6 +212,11 @@ class Exit(_message.Message):
     """the attempt went beyond the checkpoint it resumed from"""
     resumed_from: _builtins.str
     """id of the artifact version the attempt resumed from; "" for a fresh start"""
+    unacknowledged_lines: _builtins.int
+    """What metrics had not acknowledged when the agent gave up. On a cluster it is lost with the pod; else it is kept, and
+    delivered later.
+    """
+    unacknowledged_rows: _builtins.int
     @_builtins.property
     def last_lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the last lines of the first failing rank, at most 20"""
@@ -238,10 +245,12 @@ class Exit(_message.Message):
         resumed_from: _builtins.str = ...,
         unstored: _abc.Iterable[_builtins.str] | None = ...,
         progress: Global___Progress | None = ...,
+        unacknowledged_lines: _builtins.int = ...,
+        unacknowledged_rows: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "exit_code", b"exit_code", "first_failing_rank", b"first_failing_rank", "matched_rule", b"matched_rule", "node", b"node", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "acknowledged", b"acknowledged", "exit_code", b"exit_code", "first_failing_rank", b"first_failing_rank", "last_lines", b"last_lines", "matched_rule", b"matched_rule", "message", b"message", "node", b"node", "progress", b"progress", "progressed", b"progressed", "reason", b"reason", "resumed_from", b"resumed_from", "signal", b"signal", "unstored", b"unstored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "acknowledged", b"acknowledged", "exit_code", b"exit_code", "first_failing_rank", b"first_failing_rank", "last_lines", b"last_lines", "matched_rule", b"matched_rule", "message", b"message", "node", b"node", "progress", b"progress", "progressed", b"progressed", "reason", b"reason", "resumed_from", b"resumed_from", "signal", b"signal", "unacknowledged_lines", b"unacknowledged_lines", "unacknowledged_rows", b"unacknowledged_rows", "unstored", b"unstored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
     _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015

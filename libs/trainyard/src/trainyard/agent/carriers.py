@@ -161,6 +161,11 @@ class Carriers:
         self.journal.spool.close()
         return list(dict.fromkeys(unstored))
 
+    def count_unacknowledged(self, exit: common_pb2.Exit) -> None:
+        """Notes how many lines and rows metrics does not have, as far as is known."""
+        exit.unacknowledged_lines = max(0, self.journal.spool.next_seq - self._lines.acknowledged)
+        exit.unacknowledged_rows = sum(log.unacknowledged for log in self.tracked.logs)
+
     async def _store_rest(self, exit: common_pb2.Exit, unstored: list[str]) -> None:
         """A part that fails takes no other with it."""
         with self.parts.guard(CHECKPOINTS):

@@ -90,6 +90,11 @@ class FollowedLog:
         """The writing process: its pid and start time."""
         return self._reader.header.pid, self._reader.header.start_time
 
+    @property
+    def unacknowledged(self) -> int:
+        """How many of the rows that were read metrics does not have, as far as is known."""
+        return max(0, self._reader.next_row - self.source.acknowledged)
+
     def look(self) -> list[Stretch]:
         """What is new, some of it at least."""
         found: list[Stretch] = []

@@ -43,10 +43,15 @@ class Source(Protocol):
 
 
 class LineSource:
-    """Lines that the spool keeps until metrics has them."""
+    """Lines that the spool keeps until metrics has them.
+
+    Attributes:
+        acknowledged: the number of the first line that metrics does not have, as far as is known.
+    """
 
     def __init__(self, writer_id: str, spool: Spool) -> None:
         self.writer_id = writer_id
+        self.acknowledged = 0
         self._spool = spool
 
     def batch(self, seq: int) -> metrics_pb2.AppendRequest | None:
@@ -57,6 +62,7 @@ class LineSource:
         return metrics_pb2.AppendRequest(first_seq=seq, lines=lines)
 
     def acknowledge(self, seq: int) -> None:
+        self.acknowledged = seq
         self._spool.forget(seq)
 
 

@@ -213,6 +213,8 @@ class Node:
             exit.message = f"the workers succeeded, but this could not be stored: {'; '.join(unstored)}"
         exit.acknowledged = not unstored
         exit.unstored.extend(unstored)
+        if unstored:
+            self._carriers.count_unacknowledged(exit)
         try:
             await asyncio.to_thread(write_exit, self._folder, exit)
         except OSError as error:

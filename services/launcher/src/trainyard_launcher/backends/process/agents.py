@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from pathlib import Path
 
 from trainyard.proc import open_process, process_of, send_signal
@@ -22,6 +23,9 @@ SALVAGE_S = 40.0  # it limits itself to less
 
 SECRETS_VARIABLE = "TRAINYARD_SECRETS"
 """Takes the job's secrets to the agent, so that they are in no file; the workers see their own names only."""
+ATTEMPT_VARIABLE, NODE_VARIABLE = "TRAINYARD_ATTEMPT_ID", "TRAINYARD_NODE"
+DELIVERY_TOKEN_VARIABLE = "TRAINYARD_DELIVERY_TOKEN"
+"""Takes the token for the delivery of what an agent left to the process that delivers it."""
 
 
 def environment(home: Path, attempt_id: str, node: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -32,8 +36,8 @@ def environment(home: Path, attempt_id: str, node: int, base: Mapping[str, str] 
     kept = {name: value for name, value in base.items() if not name.startswith(("TRAINYARD_", "TORCHELASTIC_"))}
     return kept | {
         "TRAINYARD_HOME": str(home),
-        "TRAINYARD_ATTEMPT_ID": attempt_id,
-        "TRAINYARD_NODE": str(node),
+        ATTEMPT_VARIABLE: attempt_id,
+        NODE_VARIABLE: str(node),
         "MALLOC_ARENA_MAX": "2",  # an agent has many threads and little to do: arenas would be most of its memory
     }
 
@@ -56,21 +60,39 @@ def spawn(agent: Sequence[str], folder: NodeFolder, environ: Mapping[str, str]) 
         )
 
 
-async def salvage(folder: NodeFolder, environ: Mapping[str, str]) -> None:
-    """Delivers what an agent that died left on disk, as far as metrics takes it in time."""
-    if not folder.has_records():
-        return
+class Salvaged(Enum):
+    """What became of the records that an agent left."""
+
+    STORED = auto()
+    NOT_NOW = auto()
+    REFUSED = auto()  # for good
+
+
+async def salvage(folder: NodeFolder, environ: Mapping[str, str], token: str = "") -> Salvaged:
+    """Delivers what an agent that has ended left on disk, as far as metrics takes it in time.
+
+    Args:
+        token: for the delivery, when the attempt is closed; "" for the attempt's own.
+    """
+    # Not marked as the attempt's: it belongs to the launcher, and the attempt may have been over for long.
+    own = {name: value for name, value in environ.items() if name not in (ATTEMPT_VARIABLE, NODE_VARIABLE)}
+    if token:
+        own[DELIVERY_TOKEN_VARIABLE] = token
     with folder.log.open("ab") as log:
         process = await asyncio.create_subprocess_exec(
-            *SALVAGE, str(folder.path), env=dict(environ), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            *SALVAGE, str(folder.path), env=own, stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
     started = process_of(process.pid)
     try:
-        await asyncio.wait_for(process.wait(), SALVAGE_S)
+        code = await asyncio.wait_for(process.wait(), SALVAGE_S)
     except TimeoutError:
-        if started is not None:
-            send_signal(started.pid, started.start_time, signal.SIGKILL)
-        await process.wait()
+        return Salvaged.NOT_NOW
+    finally:
+        if process.returncode is None:  # also when this launcher ends
+            if started is not None:
+                send_signal(started.pid, started.start_time, signal.SIGKILL)
+            await process.wait()
+    return {0: Salvaged.STORED, 3: Salvaged.REFUSED}.get(code, Salvaged.NOT_NOW)
 
 
 class Watch:

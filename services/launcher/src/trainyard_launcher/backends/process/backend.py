@@ -43,11 +43,13 @@ from trainyard_launcher.backends.process import cgroups, gpus, sweep
 from trainyard_launcher.backends.process.agents import (
     AGENT,
     SECRETS_VARIABLE,
+    Salvaged,
     Watch,
     environment,
     salvage,
     spawn,
 )
+from trainyard_launcher.backends.process.delivery import Delivery
 from trainyard_launcher.backends.process.folders import (
     AttemptFolder,
     AttemptRecord,
@@ -88,6 +90,7 @@ class ProcessBackend:
         self._left: dict[str, set[int]] = {}  # nodes that are not over, by attempt
         self._threads = ThreadPoolExecutor(4, "process-backend")
         self._background = Background()
+        self._delivery = Delivery(self._deliver_later, self._background)
         self._afterwards = asyncio.Lock()  # a folder is marked or removed, not both at once
 
     def machines(self) -> Sequence[scheduler_pb2.Machine]:
@@ -112,7 +115,18 @@ class ProcessBackend:
         # Delivering what dead agents left needs metrics, which may come up after this: their ends are told later.
         for attempt_id, index in lost:
             self._look(attempt_id, index)
+        for attempt_id, index in await self._in_thread(self._undelivered):
+            self._delivery.add(attempt_id, index)
         return found
+
+    def _undelivered(self) -> list[tuple[str, int]]:
+        """Nodes of attempts that are over; the others are looked at when they end."""
+        return [
+            (folder.path.name, index)
+            for folder in attempts_in(self._attempts)
+            if folder.over
+            for index in folder.undelivered()
+        ]
 
     def _scan(self) -> list[tuple[AttemptFolder, AttemptRecord]]:
         """Attempts that may not be over; processes of all others are ended."""
@@ -284,13 +298,67 @@ class ProcessBackend:
         """Ends the rest of a node and gives back what it had."""
         record = self._records[attempt_id]
         end = await self._in_thread(self._end_node, attempt_id, index, record.nodes[index])
-        if end.exit is None:
-            await salvage(self._folder(attempt_id).node(index), environment(self._home, attempt_id, index))
+        if end.exit is None or not end.exit.acknowledged:
+            await self._keep_records(attempt_id, index, end.exit)
         left = self._left.setdefault(attempt_id, set())
         left.discard(index)
         if not left:
             self._gpus.release(attempt_id)
         return end
+
+    async def _keep_records(self, attempt_id: str, index: int, exit: common_pb2.Exit | None) -> None:
+        """Sees to it that metrics gets what it lacks of a node, if not now, then later.
+
+        Args:
+            exit: how the node's agent says that it ended. One that died without a word did not even read all output: of
+                its node, the first try is waited for.
+        """
+        folder = self._folder(attempt_id)
+        if not await self._in_thread(folder.node(index).has_records):
+            return
+        try:
+            await self._in_thread(folder.mark_undelivered, index)
+        except OSError as error:  # the disk is full
+            logger.error("records not marked", extra={"attempt": attempt_id, "node": index, "why": str(error)})
+        if exit is None and await self._salvage(attempt_id, index):
+            return
+        if exit is None or exit.unacknowledged_lines or exit.unacknowledged_rows:
+            what = f"{exit.unacknowledged_lines:,} lines and {exit.unacknowledged_rows:,} rows" if exit else "records"
+            text = f"metrics has not taken {what} of node {index} yet: they are kept, and delivered when it takes them"
+            self._observer.remark(attempt_id, "RecordsDelayed", text)
+
+    async def _deliver_later(self, attempt_id: str, index: int) -> bool:
+        """Delivers what a node of an attempt that is over left; whether that is done, or will never be.
+
+        Raises:
+            grpc.aio.AioRpcError: metrics is away.
+        """
+        folder = self._folder(attempt_id)
+        record = await self._in_thread(folder.read)
+        if record is None:
+            return True  # nothing of it is left
+        if index in await self._in_thread(folder.undelivered):
+            writers = await self._in_thread(folder.undelivered_writers)
+            token = await self._observer.delivery_token(record.facts, writers)
+            if not await self._salvage(attempt_id, index, token):
+                return False
+        if not await self._in_thread(folder.undelivered):
+            await self._observer.close_attempt(record.facts)
+        return True
+
+    async def _salvage(self, attempt_id: str, index: int, token: str = "") -> bool:
+        """Delivers what a node left; whether that is done, or will never be."""
+        folder = self._folder(attempt_id)
+        result = await salvage(folder.node(index), environment(self._home, attempt_id, index), token)
+        if result is Salvaged.NOT_NOW:
+            return False
+        if result is Salvaged.REFUSED:
+            where = folder.node(index).log
+            logger.error("records refused", extra={"attempt": attempt_id, "node": index, "why": f"see {where}"})
+            text = f"metrics refuses lines or points of node {index}; {where} says why, and its folder has them"
+            self._observer.remark(attempt_id, "RecordsLost", text)
+        await self._in_thread(folder.mark_delivered, index)
+        return True
 
     def _end_node(self, attempt_id: str, index: int, node: NodeRecord) -> NodeEnd:
         folder = self._folder(attempt_id).node(index)
@@ -354,15 +422,22 @@ class ProcessBackend:
     # Afterwards
 
     async def settle(self, attempt_id: str) -> None:
-        """Marks the folder; processes are gone already."""
+        """Marks the folder; processes are gone already. What metrics lacks is delivered from now on."""
         self._records.pop(attempt_id, None)
         self._left.pop(attempt_id, None)
         async with self._afterwards:
             await self._in_thread(self._folder(attempt_id).mark_over)
+            undelivered = await self._in_thread(self._folder(attempt_id).undelivered)
+        for index in undelivered:
+            self._delivery.add(attempt_id, index)
 
     async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
-        """Removes folders; attempts that are not over keep theirs."""
+        """Removes folders; attempts that are not over keep theirs.
+
+        Their runs go as well, so what metrics lacks of them is not delivered any more.
+        """
         over = [attempt_id for attempt_id in attempt_ids if attempt_id not in self._records]
+        await self._delivery.drop(over)
         async with self._afterwards:
             return await self._in_thread(self._remove, over)
 

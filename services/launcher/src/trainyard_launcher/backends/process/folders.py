@@ -22,6 +22,7 @@ _PLAN = "plan.json"
 _RECORD = "attempt.json"
 _WRITE_LOOKS, _WRITE_LOOK_S = 50, 0.01
 _OVER = "over"  # the scheduler knows the end: not looked at again
+_UNDELIVERED = "undelivered-"  # and a node's index: metrics lacks records of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,12 @@ class NodeFolder:
     def has_records(self) -> bool:
         """Whether an agent may have left points or lines here, or workers output that no agent read."""
         return any(any((self.path / name).glob("*")) for name in ("tracker", "spool", "out"))
+
+    def writers(self, attempt_id: str, index: int) -> list[str]:
+        """Those whose records may be here, as metrics knows them: the agent's lines, and a log for each process that
+        tracked something, in segments `<writer>.<number>.<suffix>`."""
+        logs = (path.stem.partition(".") for path in (self.path / "tracker").glob("*.*.*"))
+        return [f"{attempt_id}/{index}/lines", *sorted({writer for writer, _, number in logs if number.isdecimal()})]
 
     def started(self) -> Started | None:
         """Who took the node; None when nobody has. Blocks for a moment while an agent is writing the file.
@@ -179,6 +186,24 @@ class AttemptFolder:
         """Its end is known: never look at it again. Losing the mark in a power cut costs one look."""
         with contextlib.suppress(FileNotFoundError):
             (self.path / _OVER).touch()
+
+    def mark_undelivered(self, index: int) -> None:
+        """Metrics lacks records of a node. The mark survives a power cut, as its end will."""
+        (self.path / f"{_UNDELIVERED}{index}").touch()
+        sync_folder(self.path)
+
+    def mark_delivered(self, index: int) -> None:
+        """Metrics has the records of a node, or will never take them. Losing this costs one more delivery."""
+        (self.path / f"{_UNDELIVERED}{index}").unlink(missing_ok=True)
+
+    def undelivered_writers(self) -> list[str]:
+        """The writers whose records metrics may lack."""
+        return [writer for index in self.undelivered() for writer in self.node(index).writers(self.path.name, index)]
+
+    def undelivered(self) -> list[int]:
+        """The nodes whose records metrics lacks."""
+        found = (path.name.removeprefix(_UNDELIVERED) for path in self.path.glob(f"{_UNDELIVERED}*"))
+        return sorted(int(index) for index in found if index.isdecimal())
 
 
 def attempts_in(folder: Path) -> Iterator[AttemptFolder]:

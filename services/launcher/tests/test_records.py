@@ -1,0 +1,117 @@
+"""What an attempt printed and tracked reaches metrics, however long metrics was away."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+from launcher_yard import WAIT_S, Yard, running_yard
+from trainyard_launcher.backends.process.agents import AGENT
+from trainyard_protos.v1 import metrics_pb2, metrics_pb2_grpc, scheduler_pb2
+
+TRACK = """
+import os, sys, time
+from trainyard import tracker
+rank = int(os.environ["TRAINYARD_RANK"])
+for step in range(100):
+    tracker.log({f"loss/{rank}": step}, step=step)
+    print("line", step, "of", rank, flush=True)
+print("the end of", rank, flush=True)
+"""
+FAIL = [sys.executable, "-c", TRACK + "sys.exit(1)"]
+# The node that fails waits for its peer; the peer runs until it is stopped.
+FAIL_IN_A_GANG = """
+if rank == 1:
+    open(os.environ["MARK"], "w").close()
+    time.sleep(3600)
+while not os.path.exists(os.environ["MARK"]):
+    time.sleep(0.01)
+sys.exit(1)
+"""
+
+
+@pytest.fixture
+async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
+    async with running_yard(tmp_path, agent=AGENT, records=True, finalize_timeout_s=0.2) as yard:
+        yard.gate.closed = True
+        yield yard
+
+
+async def ended(yard: Yard, attempt: str) -> scheduler_pb2.ReportAttemptRequest:
+    """The end of an attempt, once the launcher has let go of it."""
+    yard.send_launch(attempt)
+    report = await yard.scheduler.ended(attempt)
+    await until((yard.home / "attempts" / attempt / "over").exists)
+    return report
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not happened():
+            await asyncio.sleep(0.02)
+
+
+async def delivered(yard: Yard, attempt: str, ranks: int = 1) -> None:
+    """Waits for the delivery, and checks that everything of each rank is stored once and in order."""
+    await until(lambda: not undelivered(yard, attempt))
+    stub = metrics_pb2_grpc.MetricsServiceStub(yard.channel)
+    pages = [page async for page in stub.ReadLogs(metrics_pb2.ReadLogsRequest(run_id=attempt))]
+    lines = [stored.line for page in pages for stored in page.lines if stored.line.stream == "output"]
+    for rank in range(ranks):
+        texts = [line.text for line in lines if line.rank == rank]
+        assert texts == [*(f"line {step} of {rank}" for step in range(100)), f"the end of {rank}"]
+        selector = metrics_pb2.SeriesSelector(run_id=attempt, names=[f"loss/{rank}"])
+        [series] = (await stub.QuerySeries(metrics_pb2.QuerySeriesRequest(selector=selector))).series
+        assert list(series.step) == list(range(100)) and list(series.value) == list(map(float, range(100)))
+
+
+def undelivered(yard: Yard, attempt: str) -> list[str]:
+    return sorted(path.name for path in (yard.home / "attempts" / attempt).glob("undelivered-*"))
+
+
+async def test_records_of_a_failed_attempt_are_delivered_when_metrics_is_back(yard: Yard) -> None:
+    attempt = yard.assign(FAIL)
+    exit = (await ended(yard, attempt)).exit
+    assert (exit.reason, exit.acknowledged) == ("WorkerFailed", False)
+    assert (exit.unacknowledged_rows, exit.unacknowledged_lines >= 101) == (100, True)
+    assert [note.attempt_id for note in yard.scheduler.notes("RecordsDelayed")] == [attempt]
+    assert undelivered(yard, attempt) == ["undelivered-0"]
+    yard.gate.closed = False
+    await delivered(yard, attempt)
+
+
+async def test_the_next_launcher_delivers_what_the_one_before_could_not(yard: Yard) -> None:
+    attempt = yard.assign(FAIL)
+    await ended(yard, attempt)
+    await yard.close()
+    (yard.node(attempt) / "token").write_text("one that has expired")
+    yard.gate.closed = False
+    await yard.open()
+    await delivered(yard, attempt)
+
+
+async def test_records_of_all_nodes_are_delivered_when_one_of_them_failed(yard: Yard, tmp_path: Path) -> None:
+    code = TRACK + FAIL_IN_A_GANG
+    attempt = yard.assign([sys.executable, "-c", code], nodes=2, env={"MARK": str(tmp_path / "mark")})
+    exit = (await ended(yard, attempt)).exit
+    assert (exit.reason, exit.node) == ("WorkerFailed", 0)
+    assert undelivered(yard, attempt) == ["undelivered-0", "undelivered-1"]
+    yard.gate.closed = False
+    await delivered(yard, attempt, ranks=2)
+
+
+async def test_what_is_forgotten_is_not_delivered_any_more(yard: Yard) -> None:
+    attempt = yard.assign(FAIL)
+    job = yard.job_of(attempt)
+    await ended(yard, attempt)
+    yard.send_forget(job, [attempt])
+    await until(lambda: not (yard.home / "attempts" / attempt).exists())
+    yard.gate.closed = False
+    after = yard.assign(FAIL)
+    await ended(yard, after)
+    await delivered(yard, after)
+    stub = metrics_pb2_grpc.MetricsServiceStub(yard.channel)
+    assert [run.id for run in (await stub.ListRuns(metrics_pb2.ListRunsRequest(workspace="default"))).runs] == [after]
