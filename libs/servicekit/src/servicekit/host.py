@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 
+from servicekit import descriptors
 from servicekit import server as servers
 from servicekit.auth import AttemptVerifier, Authenticator
 from servicekit.exposition import Exposition
@@ -38,6 +39,7 @@ class Host:
         tokens: AttemptVerifier,
         before: Sequence[grpc.aio.ServerInterceptor] = (),
     ) -> None:
+        descriptors.raise_limit()
         self.registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)

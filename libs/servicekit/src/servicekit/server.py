@@ -15,6 +15,7 @@ import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from trainyard.channel import OPTIONS, is_loopback
 
+from servicekit import descriptors
 from servicekit.auth import Authenticator, current_principal, set_principal
 from servicekit.certificates import Tls as Tls
 from servicekit.certificates import grpc_credentials
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 _INTRODUCTIONS = frozenset(
     {"/trainyard.v1.AgentService/Join", "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"}
 )
+_HANDSHAKE_TIMEOUT_MS = 10_000
+_CONNECTION_IDLE_MS = 600_000  # without a call; clients connect again when they next have one
+_MAX_STREAMS = 4096  # of one connection; further calls of its client wait
 _INTRODUCTIONS_AT_ONCE = 16  # requests of one method that are being received
 _INTRODUCTION_TIMEOUT_S = 10.0
 _TOKEN_REFUSED = frozenset({"JoinRefused", "DeliveryOnly"})  # reasons of PERMISSION_DENIED that are about the token
@@ -227,6 +231,11 @@ def build(
     options = (
         *OPTIONS,
         ("grpc.compression_enabled_algorithms_bitset", 1),  # none but identity: see decision 0026
+        # Connections that nobody uses end, and there are never more than the process has descriptors for.
+        ("grpc.max_allowed_incoming_connections", descriptors.for_connections()),
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_TIMEOUT_MS),
+        ("grpc.max_connection_idle_ms", _CONNECTION_IDLE_MS),
+        ("grpc.max_concurrent_streams", _MAX_STREAMS),
         ("grpc.so_reuseport", 0),  # a taken port is an error, not a second server on it
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.keepalive_permit_without_calls", 1),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
 
+from servicekit.descriptors import restore_limit
 from trainyard.proc import open_process, process_of, send_signal
 
 from trainyard_launcher.backends.process.folders import NodeFolder
@@ -49,7 +50,7 @@ def spawn(agent: Sequence[str], folder: NodeFolder, environ: Mapping[str, str]) 
         OSError: it cannot be started.
     """
     with folder.log.open("ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*agent, str(folder.path)],
             cwd=folder.path,
             env=dict(environ),
@@ -58,6 +59,8 @@ def spawn(agent: Sequence[str], folder: NodeFolder, environ: Mapping[str, str]) 
             stderr=log,
             start_new_session=True,
         )
+    restore_limit(process.pid)  # before its interpreter has begun, and long before it starts workers
+    return process
 
 
 class Salvaged(Enum):
