@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import grpc
+import trainyard_artifacts.app
 import trainyard_metrics.app
 from celery import Celery
 from prometheus_client import CollectorRegistry
@@ -26,6 +27,7 @@ from trainyard_launcher.app import Launcher
 from trainyard_launcher.backends.process import ProcessBackend, agents, backend
 from trainyard_launcher.settings import Settings
 from trainyard_protos.v1 import (
+    artifacts_pb2_grpc,
     launcher_pb2_grpc,
     metrics_pb2,
     metrics_pb2_grpc,
@@ -165,20 +167,29 @@ class Metrics(metrics_pb2_grpc.MetricsServiceServicer):
         await self._scheduler.tell()
         return metrics_pb2.DeleteJobRunsResponse()
 
+    async def CloseAttempt(self, request, context):
+        return metrics_pb2.CloseAttemptResponse()
+
+
+class Artifacts(artifacts_pb2_grpc.ArtifactServiceServicer):
+    async def CloseAttempt(self, request, context):
+        return metrics_pb2.CloseAttemptResponse()
+
 
 class Gate(grpc.aio.ServerInterceptor):
-    """Keeps calls of metrics out while it is closed, as a service does that is away."""
+    """Keeps calls of a service out while it is closed, as one does that is away."""
 
-    def __init__(self) -> None:
+    def __init__(self, service: str) -> None:
         self.closed = False
+        self._service = service
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
         handler = await continuation(details)
-        if not self.closed or "MetricsService" not in details.method:
+        if not self.closed or self._service not in details.method:
             return handler
 
         async def refuse(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "metrics is away")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"{self._service} is away")
 
         if handler.request_streaming:
             return grpc.stream_stream_rpc_method_handler(refuse)
@@ -191,14 +202,14 @@ class Yard:
     def __init__(self, home: Path, settings: Settings, agent: Sequence[str], *, records: bool = False) -> None:
         """
         Args:
-            records: real metrics behind `gate`, instead of one that only forgets.
+            records: real metrics behind `gate`, real artifacts behind `store_gate`, instead of ones that store nothing.
         """
         self.home, self.settings, self.agent = home, settings, agent
         self.scheduler = Scheduler()
         self.metrics = Metrics(self.scheduler)
-        self.gate = Gate()
+        self.gate, self.store_gate = Gate("MetricsService"), Gate("ArtifactService")
         self._records = records
-        self._store: trainyard_metrics.app.Metrics | None = None
+        self._services: list[trainyard_metrics.app.Metrics | trainyard_artifacts.app.Artifacts] = []
         self.celery: Celery
         self.registry: CollectorRegistry
         self.token = bearer_token(home)
@@ -209,17 +220,23 @@ class Yard:
 
     async def open(self, early: Callable[[], Awaitable[None]] | None = None) -> None:
         """`early`: what happens when the server answers and the launcher has not yet looked at what it left."""
-        self._server = servers.build(Authenticator(self.token, self.tokens), CollectorRegistry(), [self.gate])
+        self._server = servers.build(
+            Authenticator(self.token, self.tokens), CollectorRegistry(), [self.gate, self.store_gate]
+        )
         self.port = servers.listen(self._server, "127.0.0.1", self.port)
         scheduler_pb2_grpc.add_AttemptServiceServicer_to_server(self.scheduler, self._server)
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(self.scheduler, self._server)
         if self._records:
-            url = f"sqlite:///{self.home}/metrics.db"
-            self._store = trainyard_metrics.app.Metrics(home=self.home, database_url=url)
-            self._store.register(self._server)
-            await self._store.start()
+            self._services = [
+                trainyard_metrics.app.Metrics(home=self.home, database_url=f"sqlite:///{self.home}/metrics.db"),
+                trainyard_artifacts.app.Artifacts(home=self.home, database_url=f"sqlite:///{self.home}/artifacts.db"),
+            ]
+            for service in self._services:
+                service.register(self._server)
+                await service.start()
         else:
             metrics_pb2_grpc.add_MetricsServiceServicer_to_server(self.metrics, self._server)
+            artifacts_pb2_grpc.add_ArtifactServiceServicer_to_server(Artifacts(), self._server)
         self.celery = celery_app()
         self.registry = CollectorRegistry()
         self._launcher = Launcher(
@@ -245,8 +262,8 @@ class Yard:
         await self.channel.close()
         await self._launcher.stop()
         await self._server.stop(None)
-        if self._store is not None:
-            await self._store.stop()
+        for service in self._services:
+            await service.stop()
 
     async def restart(self) -> None:
         await self.close()

@@ -1,16 +1,21 @@
-"""What an attempt printed and tracked reaches metrics, however long metrics was away."""
+"""What an attempt printed and tracked reaches metrics, however long metrics or the launcher was away; its token stores
+nothing after its end."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import grpc
 import pytest
 from launcher_yard import WAIT_S, Yard, running_yard
+from servicekit.errors import reason_of
+from trainyard.channel import connect
 from trainyard_launcher.backends.process.agents import AGENT
-from trainyard_protos.v1 import metrics_pb2, metrics_pb2_grpc, scheduler_pb2
+from trainyard_protos.v1 import artifacts_pb2, artifacts_pb2_grpc, metrics_pb2, metrics_pb2_grpc, scheduler_pb2
 
 TRACK = """
 import os, sys, time
@@ -40,12 +45,21 @@ async def yard(tmp_path: Path) -> AsyncIterator[Yard]:
         yield yard
 
 
+@pytest.fixture
+async def whole_yard(tmp_path: Path) -> AsyncIterator[Yard]:
+    async with running_yard(tmp_path, agent=AGENT, records=True) as yard:
+        yield yard
+
+
 async def ended(yard: Yard, attempt: str) -> scheduler_pb2.ReportAttemptRequest:
-    """The end of an attempt, once the launcher has let go of it."""
+    """The end of an attempt, as the scheduler hears of it."""
     yard.send_launch(attempt)
-    report = await yard.scheduler.ended(attempt)
+    return await yard.scheduler.ended(attempt)
+
+
+async def closed(yard: Yard, attempt: str) -> None:
+    """Waits until every service knows the end of an attempt."""
     await until((yard.home / "attempts" / attempt / "over").exists)
-    return report
 
 
 async def until(happened: Callable[[], bool]) -> None:
@@ -56,6 +70,7 @@ async def until(happened: Callable[[], bool]) -> None:
 
 async def delivered(yard: Yard, attempt: str, ranks: int = 1) -> None:
     """Waits for the delivery, and checks that everything of each rank is stored once and in order."""
+    await closed(yard, attempt)
     await until(lambda: not undelivered(yard, attempt))
     stub = metrics_pb2_grpc.MetricsServiceStub(yard.channel)
     pages = [page async for page in stub.ReadLogs(metrics_pb2.ReadLogsRequest(run_id=attempt))]
@@ -115,3 +130,42 @@ async def test_what_is_forgotten_is_not_delivered_any_more(yard: Yard) -> None:
     await delivered(yard, after)
     stub = metrics_pb2_grpc.MetricsServiceStub(yard.channel)
     assert [run.id for run in (await stub.ListRuns(metrics_pb2.ListRunsRequest(workspace="default"))).runs] == [after]
+
+
+async def test_nothing_is_stored_with_the_token_of_an_attempt_that_is_over(whole_yard: Yard) -> None:
+    """Also when a service was away at its end, and the launcher began anew before it was back."""
+    yard = whole_yard
+    yard.store_gate.closed = True
+    attempt = yard.assign(FAIL)
+    facts = ("default", yard.job_of(attempt), attempt, 1)
+    await ended(yard, attempt)
+    await yard.restart()
+    yard.store_gate.closed = False
+    await closed(yard, attempt)
+    token, _ = yard.tokens.mint(*facts, ttl_s=600)
+    async with connect(f"127.0.0.1:{yard.port}", token) as channel:
+        metrics = metrics_pb2_grpc.MetricsServiceStub(channel)
+        artifacts = artifacts_pb2_grpc.ArtifactServiceStub(channel)
+        for call in (
+            metrics.OpenRun(metrics_pb2.OpenRunRequest(run=metrics_pb2.Run(id=attempt))),
+            artifacts.Commit(artifacts_pb2.CommitRequest(name="model", kind="model")),
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert reason_of(caught.value) == "AttemptEnded"
+
+
+async def test_an_attempt_goes_on_while_the_yard_is_away_for_three_lifetimes_of_its_token(
+    whole_yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = TRACK + 'import pathlib\nwhile not pathlib.Path(os.environ["MARK"]).exists(): time.sleep(0.01)'
+    yard = whole_yard
+    attempt = await yard.run([sys.executable, "-c", code], env={"MARK": str(tmp_path / "mark")})
+    await yard.close()
+    now, away_s = time.time, 3 * yard.settings.token_ttl_s
+    monkeypatch.setattr(time, "time", lambda: now() + away_s)
+    await yard.open()
+    (tmp_path / "mark").touch()
+    exit = (await yard.scheduler.ended(attempt)).exit
+    assert (exit.reason, exit.acknowledged) == ("Completed", True)
+    await delivered(yard, attempt)

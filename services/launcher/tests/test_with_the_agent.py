@@ -22,8 +22,7 @@ FOREVER = [sys.executable, "-c", "import signal; print('here', flush=True); sign
 
 @pytest.fixture
 async def yard(tmp_path: Path):
-    # Metrics only forgets here, so the agent must not wait long for what it cannot store.
-    async with running_yard(tmp_path, agent=AGENT, finalize_timeout_s=2) as yard:
+    async with running_yard(tmp_path, agent=AGENT, records=True) as yard:
         yield yard
 
 

@@ -71,7 +71,7 @@ class Launcher:
             stub=self._attempt_service,
             backend=backend,
             planner=Planner(tokens, endpoint, home, settings),
-            closing=Closing(self._metrics, tokens, settings.call_timeout_s),
+            closing=Closing(self._channel, tokens, settings.call_timeout_s),
             launcher_id=self._id,
             settings=settings,
         )

@@ -153,8 +153,8 @@ class Observer(Protocol):
         """Something for the job's events that is no end, for instance that a pod finds no place."""
         ...
 
-    async def close_attempt(self, facts: Facts, undelivered: Sequence[str] = ()) -> None:
-        """Tells metrics that an attempt is over, and which of its writers' records are still to be delivered.
+    async def delivered(self, facts: Facts) -> None:
+        """Tells metrics that no writer's records of an attempt that is over are to be delivered any more.
 
         Raises:
             grpc.aio.AioRpcError: metrics did not hear it.
@@ -162,7 +162,8 @@ class Observer(Protocol):
         ...
 
     async def delivery_token(self, facts: Facts, undelivered: Sequence[str]) -> str:
-        """The same, and with which token metrics takes those records.
+        """Tells metrics which writers' records of an attempt that is over are still to be delivered, and makes the
+        token with which it takes them.
 
         Raises:
             grpc.aio.AioRpcError: metrics did not hear it.
@@ -230,8 +231,13 @@ class Backend(Protocol):
         """
         ...
 
+    async def undelivered(self, attempt_id: str) -> Sequence[str]:
+        """The writers of an attempt that is over whose records metrics lacks, as metrics knows them, and which can be
+        delivered from here."""
+        ...
+
     async def settle(self, attempt_id: str) -> None:
-        """The attempt's end is known to the scheduler: never find it again."""
+        """The attempt's end is known to the scheduler and to every service: never find it again."""
         ...
 
     async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:

@@ -26,9 +26,9 @@ class Settings(ClusterSettings):
     networks are usually away: training goes on without its yard."""
     connect_s: float = Field(default=600, gt=0)
     """The same for an agent that was never heard: code, inputs and environments may take long to arrive."""
-    token_ttl_s: float = Field(default=86_400, gt=1)
-    """How long an attempt's token is valid; it is renewed at half of it. Long enough for a laptop to sleep over night,
-    or a yard to be away: an agent whose token has expired cannot come back."""
+    token_ttl_s: float = Field(default=600, gt=1)
+    """How long an attempt's token is valid; it is renewed at half of it. An agent that was away for longer, because the
+    machine slept or the yard was away, gets the next one when it comes back."""
     finalize_timeout_s: float = Field(default=300, gt=0)
     """How long outputs, logs and points may take after the workers ended."""
     stop_slack_s: float = Field(default=5, ge=0)

@@ -65,6 +65,7 @@ class Supervisor:
         self.attempts = Registry(settings.recent_attempts)
         self.opened = asyncio.Event()  # what an earlier life left is known
         self._starting: dict[str, asyncio.Task[None]] = {}
+        self._being_closed: dict[str, asyncio.Task[None]] = {}
         self._background = Background()
         self._reporter = Reporter(stub, launcher_id, self._answered, settings.call_timeout_s, settings.max_notes)
 
@@ -213,9 +214,9 @@ class Supervisor:
         if attempt is not None:
             self.note(attempt, reason, text)
 
-    async def close_attempt(self, facts: Facts, undelivered: Sequence[str] = ()) -> None:
-        """Tells metrics that an attempt is over; see `Observer`."""
-        await self._closing.close(facts, undelivered)
+    async def delivered(self, facts: Facts) -> None:
+        """Metrics lacks nothing of an attempt that is over any more; see `Observer`."""
+        await self._closing.change(facts)
 
     async def delivery_token(self, facts: Facts, undelivered: Sequence[str]) -> str:
         """With which metrics takes what an attempt that is over left; see `Observer`."""
@@ -316,22 +317,37 @@ class Supervisor:
         if attempt is None:
             return
         if report.phase == _ENDED:
-            await self._settle(attempt)
+            self._settle(attempt)
         elif answer.stale:
             self.disown(attempt)
         elif answer.stop:
             await self.stop(report.attempt_id, report.fence)
 
     async def settle(self, attempt_ids: Iterable[str]) -> None:
-        """Lets go of attempts whose end the scheduler knows, also before the answer to its report has come back."""
+        """Lets go of attempts that the scheduler has forgotten, also before the answer to the report of their end has
+        come back. What they stored is removed: they need not be closed."""
         for attempt_id in attempt_ids:
             attempt = self.attempts.get(attempt_id)
             if attempt is not None and attempt.over:
-                await self._settle(attempt)
+                self.attempts.remove(attempt)
+            elif (closing := self._being_closed.get(attempt_id)) is not None:
+                closing.cancel()
+                await asyncio.wait([closing])
+            else:
+                continue
+            await self._backend.settle(attempt_id)
 
-    async def _settle(self, attempt: Attempt) -> None:
+    def _settle(self, attempt: Attempt) -> None:
+        """Lets go of an attempt whose end the scheduler knows, once every service knows it as well. A launcher that
+        ends before that finds the attempt again, and reports its end again."""
+        attempt_id = attempt.facts.attempt_id
         self.attempts.remove(attempt)
-        await self._backend.settle(attempt.facts.attempt_id)
+        self._being_closed[attempt_id] = self._background.run(self._close(attempt.facts), f"close {attempt_id}")
+        self._being_closed[attempt_id].add_done_callback(lambda _: self._being_closed.pop(attempt_id, None))
+
+    async def _close(self, facts: Facts) -> None:
+        await self._closing.close(facts, await self._backend.undelivered(facts.attempt_id))
+        await self._backend.settle(facts.attempt_id)
 
     # Silence
 

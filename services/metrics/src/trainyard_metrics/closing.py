@@ -27,7 +27,7 @@ class Admission:
     """What one stream may append to one run.
 
     Args:
-        writers: the only ones; None for all.
+        writers: the only ones, and what is below them (`<writer>/...`); None for all.
     """
 
     def __init__(self, principal: Principal, run_id: str, writers: frozenset[str] | None) -> None:
@@ -45,7 +45,7 @@ class Admission:
         """
         if self.closed:
             raise attempt_ended(self.principal.job_id, self.principal.fence)
-        if self.writers is not None and writer_id not in self.writers:
+        if self.writers is not None and not _below(writer_id, self.writers):
             raise _not_granted(f"writer '{writer_id[:100]}' of run {self.run_id}")
 
 
@@ -82,6 +82,12 @@ class Closings:
             admission.closed = admission.principal.kind == "attempt"
             if admission.principal.kind == "delivery":
                 admission.writers = frozenset(request.undelivered_writers)
+
+
+def _below(writer_id: str, writers: frozenset[str]) -> bool:
+    while writer_id and writer_id not in writers:
+        writer_id = writer_id.rpartition("/")[0]
+    return bool(writer_id)
 
 
 def admitted(session: Session, principal: Principal, run_id: str) -> frozenset[str] | None:

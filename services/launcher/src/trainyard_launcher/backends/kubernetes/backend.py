@@ -282,6 +282,10 @@ class KubernetesBackend:
 
     # Afterwards
 
+    async def undelivered(self, attempt_id: str) -> Sequence[str]:
+        """None: what an agent did not deliver went with its pod."""
+        return ()
+
     async def settle(self, attempt_id: str) -> None:
         """Removes Job, pods and Service."""
         attempt = self._keeper.drop(attempt_id)

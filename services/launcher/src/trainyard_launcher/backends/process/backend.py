@@ -343,7 +343,7 @@ class ProcessBackend:
             if not await self._salvage(attempt_id, index, token):
                 return False
         if not await self._in_thread(folder.undelivered):
-            await self._observer.close_attempt(record.facts)
+            await self._observer.delivered(record.facts)
         return True
 
     async def _salvage(self, attempt_id: str, index: int, token: str = "") -> bool:
@@ -420,6 +420,10 @@ class ProcessBackend:
         return await ProcessShell.open(request, cwd, environ)
 
     # Afterwards
+
+    async def undelivered(self, attempt_id: str) -> Sequence[str]:
+        """The writers of nodes that are marked."""
+        return await self._in_thread(self._folder(attempt_id).undelivered_writers)
 
     async def settle(self, attempt_id: str) -> None:
         """Marks the folder; processes are gone already. What metrics lacks is delivered from now on."""
