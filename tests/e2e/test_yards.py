@@ -6,6 +6,7 @@ import signal
 import socket
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from trainyard.home import read_endpoint
@@ -120,6 +121,28 @@ def test_prometheus_can_read_a_yard_with_its_token(home):
     assert 'trainyard_ready{service="metrics"} 1.0' in lines
     assert any(line.startswith("trainyard_grpc_calls_total{") for line in lines)
     assert any(line.startswith("process_resident_memory_bytes") for line in lines)
+    home.down()
+
+
+@pytest.mark.skipif(not socket.has_ipv6 or not Path("/proc/net/if_inet6").exists(), reason="IPv6 is off")
+def test_a_yard_on_the_ipv6_loopback_runs_jobs(home):
+    port = free_port()
+    started = home.run("up", "--host", "::1", "--metrics-port", str(port))
+    endpoint = read_endpoint(home.folder).endpoint
+    assert endpoint.startswith("[::1]:")
+    assert endpoint in started.stdout
+    with home.client() as client:
+        job = client.submit(document(["echo", "hello"]))
+        job.wait(WAIT_S)
+        assert "hello" in output(job)
+        metrics_url = client.info().metrics_url
+    assert metrics_url == f"http://[::1]:{port}/metrics"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(metrics_url, timeout=WAIT_S)
+    token = home.folder / "token"
+    assert home.run("context", "add", "here", "--endpoint", endpoint, "--token-file", token).returncode == 0
+    assert home.run("context", "use", "here").returncode == 0
+    assert home.run("jobs").returncode == 0
     home.down()
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
+from trainyard.endpoints import join_host_port
 
 from servicekit.certificates import http_context
 from servicekit.health import Health
@@ -76,7 +77,7 @@ class Exposition:
                 ssl_handshake_timeout=_HANDSHAKE_TIMEOUT_S if context else None,
             )
         except OSError as error:
-            raise RuntimeError(f"cannot serve metrics on {host}:{port}: {error.strerror}") from error
+            raise RuntimeError(f"cannot serve metrics on {join_host_port(host, port)}: {error.strerror}") from error
         return int(self._server.sockets[0].getsockname()[1])
 
     async def stop(self) -> None:
@@ -148,7 +149,7 @@ class Exposition:
 def _peer(writer: asyncio.StreamWriter) -> str:
     """The caller's address as gRPC writes it."""
     host, port, *ipv6 = writer.get_extra_info("peername") or ("unknown", 0)
-    return f"ipv6:[{host}]:{port}" if ipv6 else f"ipv4:{host}:{port}"
+    return f"{'ipv6' if ipv6 else 'ipv4'}:{join_host_port(host, port)}"
 
 
 def _encoded(answer: _Answer) -> bytes:

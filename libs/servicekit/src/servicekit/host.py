@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from trainyard.endpoints import join_host_port
 
 from servicekit import descriptors
 from servicekit import server as servers
@@ -63,8 +64,7 @@ class Host:
         bound = await self._exposition.start(host, port, tls)
         if tls is not None:
             self._certificates.show("http", tls.certificate)
-        shown = f"[{host}]" if ":" in host else host
-        return f"{'https' if tls else 'http'}://{shown}:{bound}/metrics"
+        return f"{'https' if tls else 'http'}://{join_host_port(host, bound)}/metrics"
 
     async def stop(self) -> None:
         """Ends both servers; the services have ended before."""

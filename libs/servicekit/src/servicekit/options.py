@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from trainyard.endpoints import join_host_port, split_host_port
 
 from servicekit.auth import PUBLIC_KEY_FILE
 from servicekit.server import Tls
@@ -28,19 +29,24 @@ class Address(BaseModel, frozen=True):
     port: int = Field(ge=0, le=65535)
 
     def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return join_host_port(self.host, self.port)
 
 
 def _address(value: object) -> object:
     if not isinstance(value, str):
         return value
-    host, _, port = value.rpartition(":")
-    if not host or not port.isdigit():
-        raise ValueError(f"'{value}' is not host:port; 127.0.0.1:7001 or [::1]:7001 are")
-    return Address(host=host.strip("[]"), port=int(port))
+    host, port = split_host_port(value)
+    return Address(host=host, port=port)
+
+
+def _endpoint(value: str) -> str:
+    split_host_port(value)
+    return value
 
 
 ListenAddress = Annotated[Address, BeforeValidator(_address)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
+"""`host:port` of a server elsewhere."""
 
 
 class Options(Settings):

@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from trainyard.channel import OPTIONS, is_loopback
+from trainyard.endpoints import join_host_port
 
 from servicekit import descriptors
 from servicekit.auth import Authenticator, current_principal, set_principal
@@ -250,9 +251,10 @@ def require_tls_beyond_loopback(host: str, port: int, tls: Tls | None) -> None:
     Raises:
         ValueError: the address is beyond loopback and there is no certificate.
     """
-    if tls is None and not is_loopback(f"{host}:{port}"):
+    address = join_host_port(host, port)
+    if tls is None and not is_loopback(address):
         raise ValueError(
-            f"refusing to listen on {host}:{port} without TLS: tokens would travel in plaintext. "
+            f"refusing to listen on {address} without TLS: tokens would travel in plaintext. "
             "Give --tls-cert and --tls-key, or listen on 127.0.0.1"
         )
 
@@ -264,7 +266,7 @@ def listen(server: grpc.aio.Server, host: str, port: int, tls: Tls | None = None
         ValueError: the address is beyond loopback and there is no certificate.
         RuntimeError: the port is taken.
     """
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = join_host_port(host, port)
     require_tls_beyond_loopback(host, port, tls)
     try:
         return int(_bind(server, address, tls))

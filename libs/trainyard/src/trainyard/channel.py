@@ -12,6 +12,8 @@ from typing import Any
 
 import grpc
 
+from trainyard.endpoints import split_host_port
+
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_METADATA_BYTES = 1024 * 1024
 
@@ -32,8 +34,12 @@ OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether `host:port` can only be reached from this machine."""
-    host = endpoint.rpartition(":")[0].strip("[]")
+    """Whether `host:port` can only be reached from this machine.
+
+    Raises:
+        InvalidEndpoint: it is not `host:port`.
+    """
+    host, _ = split_host_port(endpoint)
     if host == "localhost":
         return True
     try:
@@ -54,14 +60,16 @@ def connect(
         server_name: whose certificate is expected; "" for the endpoint's host.
 
     Raises:
+        InvalidEndpoint: it is not `host:port`.
         ValueError: the address is beyond loopback and there is no `ca`.
         OSError: the file of `ca` cannot be read.
     """
+    local = is_loopback(endpoint)
     if ca is not None:
         credentials = grpc.ssl_channel_credentials(ca.read_bytes() if isinstance(ca, Path) else ca)
         named = (("grpc.ssl_target_name_override", server_name),) if server_name else ()
         channel = grpc.aio.secure_channel(endpoint, credentials, options=(*OPTIONS, *named))
-    elif is_loopback(endpoint):
+    elif local:
         channel = grpc.aio.insecure_channel(endpoint, options=OPTIONS)
     else:
         raise ValueError(f"'{endpoint}' is beyond this machine: give the yard's root certificate, so that TLS is used")

@@ -72,9 +72,10 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path, name: str) -> None:
         known(tmp_path).add(name, LAB)
 
 
-def test_an_endpoint_without_a_port_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(errors.InvalidArgument, match="no endpoint"):
-        known(tmp_path).add("lab", Context("lab.example.com", "secret"))
+@pytest.mark.parametrize("endpoint", ["lab.example.com", "::1:443"])
+def test_an_endpoint_that_is_not_host_and_port_is_refused(tmp_path: Path, endpoint: str) -> None:
+    with pytest.raises(errors.InvalidArgument, match="is not host:port"):
+        known(tmp_path).add("lab", Context(endpoint, "secret"))
 
 
 def test_this_machine_stays(tmp_path: Path) -> None:

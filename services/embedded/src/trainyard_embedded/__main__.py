@@ -17,6 +17,7 @@ from typing import IO
 
 from servicekit import logs
 from servicekit.server import Tls
+from trainyard.endpoints import without_brackets
 from trainyard.home import read_endpoint
 
 from trainyard_embedded.app import Yard
@@ -48,7 +49,7 @@ def _settings(arguments: argparse.Namespace) -> YardSettings:
     tls = Tls(arguments.tls_cert, arguments.tls_key) if arguments.tls_cert else None
     return YardSettings(
         home=arguments.home.absolute(),
-        host=arguments.host,
+        host=without_brackets(arguments.host),
         port=arguments.port,
         ephemeral=arguments.ephemeral,
         tls=tls,

@@ -21,6 +21,7 @@ from servicekit.auth import AttemptTokens, bearer_token
 from servicekit.celery import celery_app
 from servicekit.host import Host
 from trainyard.channel import connect
+from trainyard.endpoints import join_host_port
 from trainyard.home import YardFile, process_start_time, write_endpoint
 from trainyard_launcher.compose import compose as compose_launcher
 from trainyard_protos.v1 import yard_pb2_grpc
@@ -68,7 +69,7 @@ class Yard:
         self._late = LateServices(name for names in LATE.values() for name in names)
         self._host = Host(["scheduler", "launcher", *LATE], home, token, tokens, before=[self._late])
         port = self._listen()
-        self.endpoint = f"{self._client_host()}:{port}"
+        self.endpoint = join_host_port(self._client_host(), port)
         self._channel = connect(self.endpoint, token, settings.tls_ca)
         await self._start_core(token, tokens, await self._expose())
         (home / "port").write_text(str(port))

@@ -6,7 +6,7 @@ from pathlib import Path
 from pydantic import Field
 from servicekit.auth import PRIVATE_KEY_FILE, AttemptTokens, AttemptVerifier
 from servicekit.celery import celery_app
-from servicekit.options import BrokerOptions
+from servicekit.options import BrokerOptions, Endpoint
 from servicekit.process import Context, Program, run
 
 from trainyard_launcher.app import Launcher
@@ -17,8 +17,7 @@ from trainyard_launcher.settings import Settings
 class Options(BrokerOptions):
     """Where everything is."""
 
-    endpoint: str = Field(
-        pattern=r"^.+:\d+$",
+    endpoint: Endpoint = Field(
         description="host:port at which the launcher and its agents reach every service of the yard",
     )
     ca_file: Path | None = Field(None, description="root certificate of that endpoint, PEM; needed beyond loopback")

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from pydantic import Field
+from servicekit.options import Endpoint
 from servicekit.options import Options as ServiceOptions
 from servicekit.process import Context, Program, run
 from servicekit.settings import from_environment
@@ -19,7 +20,7 @@ PREFIX = "TRAINYARD_OPERATOR"
 class Options(ServiceOptions):
     """Where everything is."""
 
-    endpoint: str = Field(pattern=r"^.+:\d+$", description="host:port at which every service of the yard is reached")
+    endpoint: Endpoint = Field(description="host:port at which every service of the yard is reached")
     ca_file: Path | None = Field(None, description="root certificate of that endpoint, PEM; needed beyond loopback")
 
 

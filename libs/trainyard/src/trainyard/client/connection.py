@@ -18,6 +18,7 @@ import grpc
 from trainyard import channel, errors, home
 from trainyard.client.contexts import Contexts, Release
 from trainyard.client.statuses import from_rpc
+from trainyard.endpoints import InvalidEndpoint
 
 if TYPE_CHECKING:
     from trainyard_protos.v1.admin_pb2_grpc import (
@@ -148,7 +149,8 @@ class Connection:
         except (ValueError, OSError) as error:
             if way is not None:
                 way.close()
-            raise errors.InvalidArgument(str(error), reason="BadEndpoint", hint="set TRAINYARD_CA_FILE") from error
+            hint = "" if isinstance(error, InvalidEndpoint) else "set TRAINYARD_CA_FILE"
+            raise errors.InvalidArgument(str(error), reason="BadEndpoint", hint=hint) from error
 
     @cached_property
     def scheduler(self) -> SchedulerServiceAsyncStub:

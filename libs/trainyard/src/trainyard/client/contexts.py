@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from trainyard import errors
+from trainyard.endpoints import InvalidEndpoint, split_host_port
 
 LOCAL = "local"
 VARIABLE = "TRAINYARD_CONTEXT"
 _FILE = "contexts.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_ENDPOINT = re.compile(r"\S+:[0-9]{1,5}")
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 
@@ -132,8 +132,8 @@ class Contexts:
                 f"'{name}' cannot be the name of a context",
                 hint="letters, digits, '.', '_' and '-'; 'local' is the yard of this machine",
             )
-        if isinstance(context, Context) and not _ENDPOINT.fullmatch(context.endpoint):
-            raise errors.InvalidArgument(f"'{context.endpoint}' is no endpoint", hint="host:port, yard.example.com:443")
+        if isinstance(context, Context):
+            _check_endpoint(context.endpoint)
         for word in (context.release, context.namespace) if isinstance(context, Release) else ():
             if not _LABEL.fullmatch(word):
                 hint = "as 'helm list --all-namespaces' shows it: small letters, digits and '-'"
@@ -165,6 +165,13 @@ class Contexts:
         with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             json.dump(said, file, indent=2)
         draft.rename(self._folder / _FILE)
+
+
+def _check_endpoint(endpoint: str) -> None:
+    try:
+        split_host_port(endpoint)
+    except InvalidEndpoint as error:
+        raise errors.InvalidArgument(str(error), reason="BadEndpoint") from None
 
 
 def _context(fields: dict[str, str]) -> Context | Release:

@@ -1,0 +1,38 @@
+"""Addresses as `host:port`, where an IPv6 address stands in brackets: `[::1]:7001`.
+
+The standard library alone.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ENDPOINT = re.compile(r"(?:\[(?P<ipv6>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<host>[^\s\[\]:]+)):(?P<port>[0-9]{1,5})")
+
+
+class InvalidEndpoint(ValueError):
+    """A text is not `host:port`."""
+
+
+def join_host_port(host: str, port: int) -> str:
+    """The endpoint of a host, which is a name or an address without brackets, and a port."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_host_port(endpoint: str) -> tuple[str, int]:
+    """Host, without brackets, and port of an endpoint.
+
+    Raises:
+        InvalidEndpoint: it is not `host:port`.
+    """
+    found = _ENDPOINT.fullmatch(endpoint)
+    if found is None or int(found["port"]) > 65535:
+        raise InvalidEndpoint(
+            f"'{endpoint}' is not host:port, as in yard.example.com:443 or, for an IPv6 address, [::1]:7001"
+        )
+    return found["ipv6"] or found["host"], int(found["port"])
+
+
+def without_brackets(host: str) -> str:
+    """`::1` of `[::1]`; other hosts stay as they are."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") else host
