@@ -61,11 +61,17 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         self.pools: list[scheduler_pb2.RegisterPoolRequest] = []
         self.job_state = scheduler_pb2.JOB_STATE_RUNNING
         self.lists = 0
+        self.closings: set[tuple[str, str, str, str, int]] = set()
         self._news = asyncio.Condition()
 
     async def until(self, happened: Callable[[], bool]) -> None:
         async with asyncio.timeout(WAIT_S), self._news:
             await self._news.wait_for(happened)
+
+    async def closed(self, service: str, request: metrics_pb2.CloseAttemptRequest) -> None:
+        """A service was told the end of an attempt."""
+        self.closings.add((service, request.workspace, request.job_id, request.attempt_id, request.fence))
+        await self.tell()
 
     async def tell(self) -> None:
         async with self._news:
@@ -142,6 +148,7 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
                     state=self.assigned_state,
                     stopping=each.attempt_id in self.stopping,
                     job_id=each.job_id,
+                    workspace=each.workspace,
                 )
                 for each in self.assignments.values()
                 if each.attempt_id in self.claims
@@ -168,11 +175,16 @@ class Metrics(metrics_pb2_grpc.MetricsServiceServicer):
         return metrics_pb2.DeleteJobRunsResponse()
 
     async def CloseAttempt(self, request, context):
+        await self._scheduler.closed("metrics", request)
         return metrics_pb2.CloseAttemptResponse()
 
 
 class Artifacts(artifacts_pb2_grpc.ArtifactServiceServicer):
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
     async def CloseAttempt(self, request, context):
+        await self._scheduler.closed("artifacts", request)
         return metrics_pb2.CloseAttemptResponse()
 
 
@@ -236,7 +248,7 @@ class Yard:
                 await service.start()
         else:
             metrics_pb2_grpc.add_MetricsServiceServicer_to_server(self.metrics, self._server)
-            artifacts_pb2_grpc.add_ArtifactServiceServicer_to_server(Artifacts(), self._server)
+            artifacts_pb2_grpc.add_ArtifactServiceServicer_to_server(Artifacts(self.scheduler), self._server)
         self.celery = celery_app()
         self.registry = CollectorRegistry()
         self._launcher = Launcher(

@@ -148,9 +148,11 @@ async def test_an_attempt_that_ran_and_of_which_nothing_is_left_is_not_run_again
     async with running_yard(tmp_path, reconcile_s=0.2) as yard:
         yard.scheduler.assigned_state = state
         attempt = yard.assign([sys.executable, "-c", "pass"])
+        facts = ("default", yard.job_of(attempt), attempt, 1)
         yard.scheduler.claims.append(attempt)
         assert (await yard.scheduler.ended(attempt)).exit.reason == "AgentLost"
         assert not yard.node(attempt).exists()
+        await yard.scheduler.until(lambda: yard.scheduler.closings == {("metrics", *facts), ("artifacts", *facts)})
 
 
 async def test_an_agent_that_lost_the_race_for_a_node_changes_nothing(tmp_path: Path) -> None:

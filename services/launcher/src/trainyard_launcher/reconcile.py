@@ -74,7 +74,7 @@ class Reconciler:
         if assigned.stopping:
             await self._supervisor.stop(assigned.attempt_id, assigned.fence)
         elif attempt is None and assigned.state in ("running", "finalizing"):
-            self._supervisor.lost(assigned.attempt_id, assigned.fence)
+            self._supervisor.lost(assigned)
         elif not begun:
             # Claimed, but this launcher died before it had started all of it.
             await self._supervisor.launch(assigned.attempt_id, assigned.fence)

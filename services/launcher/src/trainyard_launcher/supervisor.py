@@ -14,7 +14,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
 
 import grpc
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2, scheduler_pb2_grpc
@@ -182,10 +183,15 @@ class Supervisor:
             attempt.advance(node.index, Phase.ENDED, exit)
         self._follow_up(attempt)
 
-    def lost(self, attempt_id: str, fence: int) -> None:
-        """Reports the end of an attempt that ran, and of which nothing is left here."""
+    def lost(self, assigned: scheduler_pb2.ListAssignedResponse.Assigned) -> None:
+        """Reports the end of an attempt that ran, and of which nothing is left here. An agent of it may go on without
+        its folder: the services take nothing more of it."""
+        attempt_id, fence = assigned.attempt_id, assigned.fence
         message = "its launcher knows nothing of it: the yard was restored from a backup, or its folder was removed"
         self._reporter.phase(attempt_id, fence, _ENDED, common_pb2.Exit(reason="AgentLost", message=message))
+        if attempt_id not in self._being_closed:
+            facts = Facts(assigned.workspace, assigned.job_id, "", attempt_id, fence, 0, 0, 0)
+            self._begin_closing(attempt_id, self._closing.close(facts, ()))
 
     # What agents say
 
@@ -342,8 +348,12 @@ class Supervisor:
         ends before that finds the attempt again, and reports its end again."""
         attempt_id = attempt.facts.attempt_id
         self.attempts.remove(attempt)
-        self._being_closed[attempt_id] = self._background.run(self._close(attempt.facts), f"close {attempt_id}")
-        self._being_closed[attempt_id].add_done_callback(lambda _: self._being_closed.pop(attempt_id, None))
+        self._begin_closing(attempt_id, self._close(attempt.facts))
+
+    def _begin_closing(self, attempt_id: str, work: Coroutine[Any, Any, None]) -> None:
+        task = self._background.run(work, f"close {attempt_id}")
+        self._being_closed[attempt_id] = task
+        task.add_done_callback(lambda _: self._being_closed.pop(attempt_id, None))
 
     async def _close(self, facts: Facts) -> None:
         await self._closing.close(facts, await self._backend.undelivered(facts.attempt_id))

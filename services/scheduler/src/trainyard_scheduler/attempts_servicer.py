@@ -23,7 +23,7 @@ from trainyard_scheduler.domain.states import AttemptState
 from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import Ledger
 from trainyard_scheduler.settings import Settings
-from trainyard_scheduler.tables import ATTEMPTS, Attempt
+from trainyard_scheduler.tables import ATTEMPTS, JOBS
 from trainyard_scheduler.transitions import pools
 from trainyard_scheduler.transitions.claim import claim
 from trainyard_scheduler.transitions.report import report
@@ -38,6 +38,7 @@ _ANSWER_BYTES = 8 * 1024 * 1024
 _MACHINES_MAX = 10_000
 _CPU_MAX = 1_000_000
 
+_Assigned = scheduler_pb2.ListAssignedResponse.Assigned
 _Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -150,18 +151,7 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
     ) -> scheduler_pb2.ListAssignedResponse:
         require_user()
         attempts = await self._store.read(lambda session: _assigned(session, request.pool, request.launcher_id))
-        return scheduler_pb2.ListAssignedResponse(
-            attempts=[
-                scheduler_pb2.ListAssignedResponse.Assigned(
-                    attempt_id=attempt.id,
-                    fence=attempt.number,
-                    state=attempt.state,
-                    stopping=bool(attempt.stop_reason),
-                    job_id=attempt.job_id,
-                )
-                for attempt in attempts
-            ]
-        )
+        return scheduler_pb2.ListAssignedResponse(attempts=attempts)
 
 
 async def _each(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | ServiceError]:
@@ -176,10 +166,19 @@ async def _each(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | ServiceErro
     return outcomes
 
 
-def _assigned(session: Session, pool: str, launcher_id: str) -> list[Attempt]:
+def _assigned(session: Session, pool: str, launcher_id: str) -> list[_Assigned]:
     mine = (ATTEMPTS.c.pool == pool) & (ATTEMPTS.c.launcher_id == launcher_id)
-    rows = session.connection().execute(sqlalchemy.select(ATTEMPTS).where(ATTEMPTS.c.state != AttemptState.ENDED, mine))
-    return [Attempt.model_construct(**row._mapping) for row in rows]
+    columns = (
+        ATTEMPTS.c.id.label("attempt_id"),
+        ATTEMPTS.c.number.label("fence"),
+        ATTEMPTS.c.state,
+        (ATTEMPTS.c.stop_reason != "").label("stopping"),
+        ATTEMPTS.c.job_id,
+        JOBS.c.workspace,
+    )
+    chosen = sqlalchemy.select(*columns).join(JOBS, JOBS.c.id == ATTEMPTS.c.job_id)
+    rows = session.connection().execute(chosen.where(ATTEMPTS.c.state != AttemptState.ENDED, mine))
+    return [_Assigned(**row._mapping) for row in rows]
 
 
 def _machines(request: scheduler_pb2.RegisterPoolRequest) -> dict[str, Amount]:

@@ -1441,12 +1441,15 @@ class ListAssignedResponse(_message.Message):
         STATE_FIELD_NUMBER: _builtins.int
         STOPPING_FIELD_NUMBER: _builtins.int
         JOB_ID_FIELD_NUMBER: _builtins.int
+        WORKSPACE_FIELD_NUMBER: _builtins.int
         attempt_id: _builtins.str
         fence: _builtins.int
         state: _builtins.str
         """as Attempt.state"""
         stopping: _builtins.bool
         job_id: _builtins.str
+        workspace: _builtins.str
+        """"" from earlier versions"""
         def __init__(
             self,
             *,
@@ -1455,10 +1458,11 @@ class ListAssignedResponse(_message.Message):
             state: _builtins.str = ...,
             stopping: _builtins.bool = ...,
             job_id: _builtins.str = ...,
+            workspace: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "fence", b"fence", "job_id", b"job_id", "state", b"state", "stopping", b"stopping"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "fence", b"fence", "job_id", b"job_id", "state", b"state", "stopping", b"stopping", "workspace", b"workspace"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
