@@ -92,6 +92,10 @@ async def test_who_reads_on_at_any_place_carries_what_the_one_before_had_not(tmp
         assert before + await carried(path, place) == whole == ["one", "twö", "20%", "three", "last"]
 
 
+def ignore(*_):
+    """Takes what a test does not look at."""
+
+
 async def test_lines_that_were_dropped_are_named_by_who_reads_on(tmp_path):
     path = tmp_path / "rank-0.log"
     path.write_bytes(b"a\nb\nc\n")
@@ -105,27 +109,47 @@ async def test_lines_that_were_dropped_are_named_by_who_reads_on(tmp_path):
 async def test_a_checkpoint_folder_that_the_script_removed_holds_nothing(tmp_path, changes):
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    candidates = Candidates(folder, "step-{step}.pt", 0.1, lambda _found: None, changes)
+    candidates = Candidates(folder, "step-{step}.pt", 0.1, ignore, ignore, changes, root=tmp_path)
     shutil.rmtree(folder)
     candidates.look_at_all()
     assert candidates.finish() == []
 
 
 async def test_entries_that_cannot_be_checkpoints_are_never_opened(tmp_path, changes):
-    found = []
-    candidates = Candidates(tmp_path, "step-{step}.pt", 0.0, found.append, changes)
+    found, refused = [], []
+    candidates = Candidates(
+        tmp_path, "step-{step}.pt", 0.0, found.append, lambda name, _: refused.append(name), changes, root=tmp_path
+    )
     os.mkfifo(tmp_path / "step-1.pt")  # opening it would wait for a writer
     (tmp_path / "step-2.pt").symlink_to("/dev/zero")
     (tmp_path / "step-3.pt").symlink_to("step-3.pt")
     (tmp_path / f"step-{10**19}.pt").write_text("a step that no counter holds")
     (tmp_path / "step-5.pt").write_text("whole")
-    assert candidates.finish() == ["step-1.pt", "step-2.pt", "step-3.pt"]
+    assert candidates.finish() == ["step-1.pt"]
+    assert refused == ["step-2.pt", "step-3.pt"]
     assert [candidate.step for candidate in found] == [5]
+
+
+async def test_a_folder_outside_of_the_job_is_neither_walked_nor_watched(tmp_path, changes):
+    job, found, refused = tmp_path / "job", [], []
+    job.mkdir()
+    candidates = Candidates(
+        job, "step-{step}", 0.0, found.append, lambda name, error: refused.append((name, str(error))), changes, root=job
+    )
+    (job / "step-1").symlink_to("/")
+    (job / "made").mkdir()
+    (job / "made" / "weights").write_text("whole")
+    (job / "step-2").symlink_to("made")
+    candidates.look_at_all()
+    assert candidates.finish() == []
+    assert [each.path.name for each in found] == ["step-2"]
+    [(name, why)] = refused
+    assert (name, "to '/', outside of the job's folder" in why) == ("step-1", True)
 
 
 async def test_checkpoints_that_are_found_at_the_end_come_by_step_and_then_by_age(tmp_path, changes):
     found = []
-    candidates = Candidates(tmp_path, "epoch-{step}*", 60.0, found.append, changes)
+    candidates = Candidates(tmp_path, "epoch-{step}*", 60.0, found.append, ignore, changes, root=tmp_path)
     for age, name in enumerate(["epoch-12", "epoch-2-b", "epoch-2-a", "epoch-9", "epoch-10"]):
         (tmp_path / name).write_text("whole")
         os.utime(tmp_path / name, ns=(age, age))

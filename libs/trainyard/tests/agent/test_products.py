@@ -333,6 +333,56 @@ async def test_an_output_that_was_not_written_fails_the_job_and_is_named(attempt
     assert "'exports' does not exist" in exit.unstored[0]
 
 
+async def test_outputs_are_never_taken_from_outside_of_the_jobs_folder(attempt, yard, tmp_path):
+    elsewhere = folder_with(tmp_path / "elsewhere", model__bin="not the job's")
+    script = (
+        f"ln -s {elsewhere} away; ln -s {elsewhere} parent; mkdir -p made && echo mine > made/model.bin; "
+        "ln -s made inside; ln -s made/model.bin file"
+    )
+    paths = {"away": "away", "nested": "parent/model.bin", "inside": "inside", "file": "file"}
+    outputs = [{"path": path, "artifact": name} for name, path in paths.items()]
+    exit = await attempt(["sh", "-c", script], outputs=outputs).run()
+    assert exit.reason == "OutputsNotStored"
+    assert [("outside of the job's folder" in each, str(elsewhere) in each) for each in exit.unstored] == [
+        (True, True),
+        (True, True),
+        (False, False),
+    ]
+    assert "'file' is a link to 'made/model.bin': write or copy the file itself there" in exit.unstored[2]
+    assert [version.name for version in await versions(yard, "output")] == ["inside"]
+
+
+@pytest.mark.parametrize("link", ["checkpoints/step-1.txt", "checkpoints"])
+async def test_checkpoints_are_never_taken_from_outside_of_the_jobs_folder(attempt, yard, tmp_path, link):
+    elsewhere = folder_with(tmp_path / "elsewhere", step_1__txt="not the job's")
+    script = f"rm -rf {link} && ln -s {elsewhere} {link}"
+    (elsewhere / "step_1.txt").rename(elsewhere / "step-1.txt")
+    exit = await attempt(["sh", "-c", script], checkpoints=CHECKPOINTS).run()
+    assert exit.reason == "OutputsNotStored"
+    assert "checkpoint 'step-1.txt'" in exit.unstored[0] and "outside of the job's folder" in exit.unstored[0]
+    assert not await versions(yard, "checkpoint")
+    notes = [message.note for message in yard.launcher.heard if message.HasField("note")]
+    assert [note.reason for note in notes if note.reason.startswith("Checkpoint")] == ["CheckpointNotStored"]
+
+
+async def test_nothing_is_written_through_a_link_of_the_code_that_leaves_the_job(attempt, yard, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    source = folder_with(tmp_path / "source", train__sh="true")
+    (source / "away").symlink_to(elsewhere)
+    git = ["git", "-C", str(source), "-c", "user.name=n", "-c", "user.email=e@example.org"]
+    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    await store(yard, folder_with(tmp_path / "data", words__txt="some data\n"), "words", kind="data")
+    code = {"url": source.as_uri(), "ref": "main"}
+    inputs = [{"artifact": "words", "path": "away/words"}]
+    fetching = await attempt(["true"], code_git=code, inputs=inputs).run()
+    saving = await attempt(["true"], code_git=code, checkpoints=CHECKPOINTS | {"path": "away/checkpoints"}).run()
+    assert [fetching.reason, saving.reason] == ["InputUnavailable", "CodeUnavailable"]
+    assert all("outside of the job's folder" in exit.message for exit in (fetching, saving))
+    assert not list(elsewhere.iterdir())
+
+
 async def test_checkpoints_are_stored_with_step_cut_and_newest_values(attempt, yard):
     run = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS)
     assert (await run.run()).acknowledged

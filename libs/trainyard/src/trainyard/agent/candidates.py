@@ -17,6 +17,7 @@ from pathlib import Path
 from inotify_simple import Event, flags
 
 from trainyard.agent.changes import Changes
+from trainyard.agent.confinement import OutsideJob, refuse_link_to_file, resolve_inside
 from trainyard.agent.formats import Signature, is_whole, signature
 
 _GROUP = "{step}"
@@ -49,13 +50,39 @@ def _regex(glob: str) -> str:
     return fnmatch.translate(glob).removesuffix(r")\Z").removeprefix("(?s:")
 
 
+def check_checkpoint(root: Path, path: Path) -> None:
+    """Refuses an entry that is a link to a file, or to a folder outside of the job's folder `root`.
+
+    Raises:
+        OutsideJob: it is one.
+    """
+    refuse_link_to_file(path)
+    resolve_inside(root, path)
+
+
 class Candidates:
     """Watches a folder and calls `found` for every new whole checkpoint."""
 
     def __init__(
-        self, folder: Path, pattern: str, settle_s: float, found: Callable[[Candidate], None], changes: Changes
+        self,
+        folder: Path,
+        pattern: str,
+        settle_s: float,
+        found: Callable[[Candidate], None],
+        refused: Callable[[str, OutsideJob], None],
+        changes: Changes,
+        *,
+        root: Path,
     ) -> None:
+        """
+        Args:
+            refused: takes the name of an entry that a link makes no checkpoint, and why, once.
+            root: the job's folder; what is outside of it is not looked at.
+        """
         self._folder = folder
+        self._root = root
+        self._refused_names: set[str] = set()
+        self._refused = refused
         self._pattern = Pattern(pattern)
         self._settle_s = settle_s
         self._found = found
@@ -69,7 +96,8 @@ class Candidates:
         """What is there now was there before the workers: it is no news."""
         for path in self._folder.iterdir():
             if self._pattern.step(path.name) is not None:
-                self._known[path.name] = signature(path)
+                with contextlib.suppress(OutsideJob):
+                    self._known[path.name] = self._signature(path)
 
     def _changed(self, event: Event | None) -> None:
         if event is None:
@@ -86,9 +114,11 @@ class Candidates:
         """Schedules what was written since the last look, and what was open for writing at the last one."""
         for name in self._names():
             try:
-                now = signature(self._folder / name)
+                now = self._signature(self._folder / name)
             except OSError:
                 continue  # gone again
+            except OutsideJob:
+                now = ()
             if now == self._known.get(name) or (name in self._timers and now == self._seen.get(name)):
                 continue
             self._seen[name] = now
@@ -115,9 +145,10 @@ class Candidates:
         """What is written into a folder raises no event in the folder above it."""
         path = self._folder / name
         try:
+            resolve_inside(self._root, path)
             for folder in (path, *(inner for inner in path.rglob("*") if inner.is_dir())) if path.is_dir() else ():
                 self._watches[self._changes.watch(folder, _WATCHED, self._changed)] = name
-        except FileNotFoundError:
+        except (FileNotFoundError, OutsideJob):
             return
 
     def _schedule(self, name: str, after_s: float) -> None:
@@ -131,12 +162,20 @@ class Candidates:
         path = self._folder / name
         step = self._pattern.step(name)
         try:
-            now = signature(path)
+            now = self._signature(path)
             if step is not None and self._known.get(name) != now and is_whole(path):
                 self._known[name] = now
                 self._found(Candidate(path, step, now))
         except OSError:
             return  # gone again; its return would be an event
+        except OutsideJob as error:
+            if name not in self._refused_names:
+                self._refused_names.add(name)
+                self._refused(name, error)
+
+    def _signature(self, path: Path) -> Signature:
+        check_checkpoint(self._root, path)
+        return signature(path)
 
     def finish(self) -> list[str]:
         """Looks a last time, now that nobody writes any more; returns what is no whole checkpoint, by name."""
@@ -146,4 +185,4 @@ class Candidates:
         names = self._names()
         for name in names:
             self._look(name)
-        return [name for name in names if name not in self._known]
+        return [name for name in names if name not in self._known and name not in self._refused_names]

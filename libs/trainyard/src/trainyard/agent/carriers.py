@@ -92,12 +92,12 @@ class Carriers:
         self._shipper = Shipper(self.link, self._run, self._sources, complain, self._delayed)
         self.journal.tell(self._shipper.wake)
         self._shipping = self.parts.run(RECORDS, self._shipper.run)
-        folder = checkpoint_folder(self._plan, prepared.root) if prepared else None
-        if self._plan.checkpoints is not None and folder is not None:
+        if prepared is not None and checkpoint_folder(self._plan, prepared.root) is not None:
+            assert self._plan.checkpoints is not None
             self.checkpoints = CheckpointSync(
                 self._plan,
                 self._plan.checkpoints,
-                folder,
+                prepared.root,
                 self.store,
                 self.tracked,
                 self._rows_stored,

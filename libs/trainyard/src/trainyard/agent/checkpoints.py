@@ -12,8 +12,9 @@ from pathlib import Path
 from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
 
 from trainyard.agent import courtesy
-from trainyard.agent.candidates import Candidate, Candidates
+from trainyard.agent.candidates import Candidate, Candidates, check_checkpoint
 from trainyard.agent.changes import Changes
+from trainyard.agent.confinement import OutsideJob
 from trainyard.agent.formats import changed_ns, is_sharded
 from trainyard.agent.plan import Checkpoints, Plan
 from trainyard.agent.store import Refused, Store
@@ -54,7 +55,7 @@ class CheckpointSync:
         self,
         plan: Plan,
         wanted: Checkpoints,
-        folder: Path,
+        root: Path,
         store: Store,
         tracked: Tracked,
         rows_stored: Callable[[Positions], Awaitable[None]],
@@ -67,6 +68,7 @@ class CheckpointSync:
     ) -> None:
         """
         Args:
+            root: the job's folder, which checkpoints never come from outside of.
             rows_stored: returns once metrics has all rows in front of a cut, or takes no more.
             earlier_cut: the cut of the checkpoint this attempt resumed from: where earlier attempts' writers end.
             workers_run: the workers already run, so that what is in the folder is theirs.
@@ -74,7 +76,8 @@ class CheckpointSync:
         """
         self._plan = plan
         self._wanted = wanted
-        self._folder = folder
+        self._root = root
+        self._folder = root / wanted.path
         self._store = store
         self._tracked = tracked
         self._rows_stored = rows_stored
@@ -86,7 +89,9 @@ class CheckpointSync:
         self._finishing = False
         self.appeared = 0
         self.failures: list[str] = []
-        self.candidates = Candidates(folder, wanted.pattern, wanted.settle_s, self._found, changes)
+        self.candidates = Candidates(
+            self._folder, wanted.pattern, wanted.settle_s, self._found, self._failed, changes, root=root
+        )
         if workers_run:
             self.candidates.look_at_all()
         else:
@@ -101,18 +106,18 @@ class CheckpointSync:
             # The cut is taken now: what the script logs while the upload waits is not part of this checkpoint.
             self._pending.append(self._waiting(candidate))
         except Exception as error:
-            self._failed(candidate, error)
+            self._failed(candidate.path.name, error)
         self._wake.set()
 
-    def _failed(self, candidate: Candidate, error: Exception) -> None:
+    def _failed(self, name: str, error: Exception) -> None:
         """One checkpoint is not stored; training and later checkpoints go on."""
         from trainyard.artifacts import ArtifactError
 
-        if not isinstance(error, Refused | ArtifactError | OSError):
+        if not isinstance(error, Refused | ArtifactError | OutsideJob | OSError):
             traceback.print_exception(error)  # a defect: to the agent's log
         words = str(error) or type(error).__name__
-        self.failures.append(f"checkpoint '{candidate.path.name}': {words}")
-        self._note("CheckpointNotStored", f"'{candidate.path.name}' was not stored: {words}")
+        self.failures.append(f"checkpoint '{name}': {words}")
+        self._note("CheckpointNotStored", f"'{name}' was not stored: {words}")
 
     def _waiting(self, candidate: Candidate) -> Waiting:
         cut = self._tracked.cut(changed_ns(candidate.signature), candidate.step)
@@ -170,7 +175,7 @@ class CheckpointSync:
         except FileNotFoundError:
             self._note("CheckpointGone", f"'{name}' was deleted before it was stored")
         except Exception as error:
-            self._failed(waiting.candidate, error)
+            self._failed(name, error)
 
     async def _send(self, stub: object, waiting: Waiting) -> artifacts_pb2.Version | None:
         from trainyard.artifacts import FRUGAL, upload, upload_part
@@ -178,6 +183,12 @@ class CheckpointSync:
         plan, candidate, name = self._plan, waiting.candidate, waiting.candidate.path.name
         paths = [Path(path) for path, _, _ in candidate.signature]
         version = f"{changed_ns(candidate.signature)}"
+        check_checkpoint(self._root, candidate.path)
+
+        async def before_commit() -> None:
+            check_checkpoint(self._root, candidate.path)  # the workers run: it may have been replaced meanwhile
+            await self._rows_stored(waiting.positions)
+
         if plan.nodes > 1 and is_sharded(candidate.path):
             return await upload_part(
                 stub,  # type: ignore[arg-type]
@@ -191,7 +202,7 @@ class CheckpointSync:
                 idempotency_key=f"{plan.attempt_id}/{name}",
                 producer=self._store.producer,
                 checkpoint=waiting.info,
-                before_commit=lambda: self._rows_stored(waiting.positions),
+                before_commit=before_commit,
                 pace=FRUGAL,
             )
         return await upload(
@@ -204,6 +215,6 @@ class CheckpointSync:
             idempotency_key=f"{plan.attempt_id}/{plan.node}/{name}/{version}",
             producer=self._store.producer,
             checkpoint=waiting.info,
-            before_commit=lambda: self._rows_stored(waiting.positions),
+            before_commit=before_commit,
             pace=FRUGAL,
         )

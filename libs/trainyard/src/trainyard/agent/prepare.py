@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trainyard.agent.checkpoints import Note
+from trainyard.agent.confinement import OutsideJob, resolve_inside
 from trainyard.agent.failure import NodeFailed
 from trainyard.agent.plan import Plan
 from trainyard.agent.processes import Reaper
@@ -57,6 +58,11 @@ async def prepare(plan: Plan, folder: Path, store: Store, reaper: Reaper, note: 
         cache = Path(plan.state_dir or folder) / "envs"
         prepared.python_bin = str(await python_bin(plan.requirements, base_of(plan), root, cache, reaper, log, note))
     prepared.made_from += await fetch_inputs(plan.inputs, root, store)
+    if plan.checkpoints is not None:
+        try:
+            resolve_inside(root, plan.checkpoints.path)
+        except OutsideJob as error:
+            raise NodeFailed("CodeUnavailable", f"checkpoints.path: {error}") from error
     if (checkpoints := checkpoint_folder(plan, root)) is not None:
         prepared.restored = await _restore(plan, checkpoints, store, note)
     return prepared

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trainyard.agent.confinement import OutsideJob, refuse_link_to_file, resolve_inside
 from trainyard.agent.failure import NodeFailed
 from trainyard.agent.plan import Input, Output
 from trainyard.agent.store import Refused, Store
@@ -22,11 +23,12 @@ async def _fetch(each: Input, root: Path, store: Store) -> str:
     from trainyard.artifacts import FRUGAL, ArtifactError, download
 
     try:
+        target = resolve_inside(root, each.path)
         version = await store.call(
-            lambda stub: download(stub, each.artifact, root / each.path, workspace=store.workspace, pace=FRUGAL)
+            lambda stub: download(stub, each.artifact, target, workspace=store.workspace, pace=FRUGAL)
         )
         await store.record_use(version.id)
-    except (Refused, ArtifactError) as error:
+    except (Refused, ArtifactError, OutsideJob) as error:
         raise NodeFailed("InputUnavailable", f"input '{each.artifact}' for '{each.path}': {error}") from error
     return version.id
 
@@ -47,13 +49,14 @@ async def store_outputs(
 async def _store(output: Output, root: Path, store: Store, attempt_id: str, made_from: list[str]) -> None:
     from trainyard.artifacts import FRUGAL, ArtifactError, upload
 
-    path = root / output.path
-    if not path.exists():
-        raise NodeFailed(
-            "OutputsNotStored", f"output '{output.path}' does not exist: the workers ended without writing it"
-        )
-    base, names = (path, None) if path.is_dir() else (path.parent, [Path(path.name)])
     try:
+        path = resolve_inside(root, output.path)  # nothing of the job runs any more that could change it
+        refuse_link_to_file(root / output.path)
+        if not path.exists():
+            raise NodeFailed(
+                "OutputsNotStored", f"output '{output.path}' does not exist: the workers ended without writing it"
+            )
+        base, names = (path, None) if path.is_dir() else (path.parent, [Path(path.name)])
         await store.call(
             lambda stub: upload(
                 stub,
@@ -68,5 +71,5 @@ async def _store(output: Output, root: Path, store: Store, attempt_id: str, made
                 pace=FRUGAL,
             )
         )
-    except (Refused, ArtifactError, OSError) as error:
+    except (Refused, ArtifactError, OutsideJob, OSError) as error:
         raise NodeFailed("OutputsNotStored", f"output '{output.path}': {error}") from error
