@@ -37,7 +37,8 @@ def ask(yard, service, path, token=""):
 @pytest.mark.parametrize("service", SERVICES)
 def test_every_service_shows_its_health_and_metrics(shared_yard, service):
     assert ask(shared_yard, service, "/healthz")[0] == 200
-    assert ask(shared_yard, service, "/readyz") == (200, "ready\n")
+    # The launcher is ready once its pool is registered.
+    wait_until(lambda: ask(shared_yard, service, "/readyz") == (200, "ready\n"), f"{service} to be ready")
     assert ask(shared_yard, service, "/metrics")[0] == 401
     status, body = ask(shared_yard, service, "/metrics", (shared_yard.folder / "token").read_text())
     assert status == 200

@@ -67,6 +67,13 @@ async def test_a_process_is_healthy_before_its_services_are_ready(exposed):
     await health.set("artifacts", True)
     assert await get(f"{url}/readyz") == (200, "ready\n")
     assert 'trainyard_ready{service="metrics"} 1.0' in (await get(f"{url}/metrics", TOKEN))[1]
+    registered = health.condition("metrics", "registered")
+    assert await get(f"{url}/readyz") == (503, "not ready: metrics\n")
+    await registered(True)
+    assert (await get(f"{url}/readyz"))[0] == 200
+    await registered(False)
+    assert await get(f"{url}/readyz") == (503, "not ready: metrics\n")
+    await registered(True)
     await health.leave()
     assert (await get(f"{url}/readyz"))[0] == 503
 

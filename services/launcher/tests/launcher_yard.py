@@ -60,6 +60,8 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         self.claims: list[str] = []
         self.pools: list[scheduler_pb2.RegisterPoolRequest] = []
         self.job_state = scheduler_pb2.JOB_STATE_RUNNING
+        self.no_pools = False
+        self.ready = False
         self.lists = 0
         self.closings: set[tuple[str, str, str, str, int]] = set()
         self._news = asyncio.Condition()
@@ -97,7 +99,14 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
     async def RegisterPool(self, request, context):
         self.pools.append(request)
         await self.tell()
-        return scheduler_pb2.RegisterPoolResponse(renew_after_s=10)
+        if self.no_pools:
+            raise InvalidArgument("no pool is taken now", reason="InvalidMachines")
+        return scheduler_pb2.RegisterPoolResponse(renew_after_s=0.05)
+
+    async def registered(self, ready: bool) -> None:
+        """What the launcher says of itself."""
+        self.ready = ready
+        await self.tell()
 
     async def _answer(self) -> None:
         if self.away:
@@ -258,6 +267,7 @@ class Yard:
             token=self.token,
             tokens=self.tokens,
             backend=ProcessBackend(self.home, self.settings, self.agent),
+            registered=self.scheduler.registered,
             settings=self.settings,
             registry=self.registry,
         )

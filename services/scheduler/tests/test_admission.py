@@ -151,6 +151,15 @@ async def test_a_job_that_could_never_fit_starts_when_a_larger_machine_comes(yar
     assert (await yard.admitted(job.id)).state == s.JOB_STATE_STARTING
 
 
+async def test_a_pool_may_have_no_machine_for_a_while(yard: Yard) -> None:
+    await yard.register(machines=[])
+    job = await yard.submit()
+    assert (job.pending.reason, job.pending.never_fits) == ("NoPool", False)
+    assert "no machine of 'local' can be used now" in job.pending.message
+    await yard.register()
+    await yard.admitted(job.id)
+
+
 @pytest.mark.parametrize(("cpu", "reason", "position"), [(1, "", 1), (64, "NeverFits", 0)])
 async def test_a_plan_says_what_submit_would_do_and_does_nothing(
     yard: Yard, cpu: int, reason: str, position: int

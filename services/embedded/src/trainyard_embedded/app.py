@@ -130,6 +130,7 @@ class Yard:
             tied_to=(me, process_start_time(me) or 0) if settings.ephemeral else (0, 0),
             backend=self._backend,
             registry=self._host.registry,
+            registered=self._host.health.condition("launcher", "registered"),
         )
         facts = YardFacts(home=str(home), metrics_url=metrics_url, ephemeral=settings.ephemeral)
         self.servicer = OwnYardServicer(facts, scheduler.cancel, self._channel)

@@ -42,6 +42,7 @@ def _compose(context: Context[Options]) -> Launcher:
         environ=os.environ,
         ca_file=options.ca_file,
         registry=context.host.registry,
+        registered=context.host.health.condition("launcher", "registered"),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -43,6 +43,7 @@ class Launcher:
         token: the users' token of the yard.
         tokens: mints attempt tokens.
         backend: where nodes run.
+        registered: told whether the scheduler takes this launcher's pool.
         registry: where its numbers are shown; one of its own without.
     """
 
@@ -57,12 +58,14 @@ class Launcher:
         token: str,
         tokens: AttemptTokens,
         backend: Backend,
+        registered: Callable[[bool], Awaitable[None]],
         settings: Settings | None = None,
         registry: CollectorRegistry | None = None,
     ) -> None:
         self._settings = settings = settings or Settings()
         self._celery = celery
         self._backend = backend
+        self._registered = registered
         self._id = settings.identity or launcher_id(home)
         self._channel = connect(endpoint, token, Path(settings.ca_file) if settings.ca_file else None)
         self._attempt_service = scheduler_pb2_grpc.AttemptServiceStub(self._channel)
@@ -101,7 +104,8 @@ class Launcher:
         settings = self._settings
         await self._supervisor.open()
         reconciler = Reconciler(self._attempt_service, self._supervisor, self._id, settings)
-        self._background.run(keep_registered(self._attempt_service, self._backend, self._id, settings), "registration")
+        registration = keep_registered(self._attempt_service, self._backend, self._id, settings, self._registered)
+        self._background.run(registration, "registration")
         self._background.run(reconciler.run(), "reconcile")
         tasks.register(
             self._celery,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,7 @@ def compose(
     tied_to: tuple[int, int] = (0, 0),
     backend: Backend | None = None,
     registry: CollectorRegistry | None = None,
+    registered: Callable[[bool], Awaitable[None]],
 ) -> Launcher:
     """The service, with `TRAINYARD_LAUNCHER_*` of the environment as its settings.
 
@@ -40,6 +41,7 @@ def compose(
         tied_to: pid and start time of a process that nothing started here may outlive.
         backend: where nodes run; as the settings say, when there is none.
         registry: where its numbers are shown.
+        registered: told whether the scheduler takes this launcher's pool.
 
     Raises:
         ValueError: a setting is wrong.
@@ -58,6 +60,7 @@ def compose(
         backend=backend or _backend(home, endpoint, settings, registry),
         settings=settings,
         registry=registry,
+        registered=registered,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -14,7 +16,7 @@ from trainyard.home import LAUNCHER_ID_FILE
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from trainyard_launcher.backend import Backend
-from trainyard_launcher.scheduler import backoff
+from trainyard_launcher.scheduler import backoff, is_away
 from trainyard_launcher.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -42,18 +44,34 @@ def launcher_id(home: Path) -> str:
 
 
 async def keep_registered(
-    stub: scheduler_pb2_grpc.AttemptServiceAsyncStub, backend: Backend, launcher_id: str, settings: Settings
+    stub: scheduler_pb2_grpc.AttemptServiceAsyncStub,
+    backend: Backend,
+    launcher_id: str,
+    settings: Settings,
+    registered: Callable[[bool], Awaitable[None]],
 ) -> None:
-    """Registers the pool and renews its lease for ever; tries again soon while the scheduler is away."""
+    """Registers the pool and renews its lease for ever; tries again soon while the scheduler does not take it.
+
+    Args:
+        registered: told whether the pool has a lease, at first and whenever that changes.
+    """
+    pauses = backoff(most_s=settings.renew_s)
+    until = time.monotonic()
     while True:
         request = scheduler_pb2.RegisterPoolRequest(
             pool=settings.pool, launcher_id=launcher_id, machines=backend.machines(), lease_s=settings.lease_s
         )
-        for pause_s in backoff(most_s=settings.renew_s):
-            try:
-                answer = await stub.RegisterPool(request, timeout=settings.call_timeout_s)
-                break
-            except grpc.aio.AioRpcError as error:
-                logger.info("pool not registered", extra={"code": str(error.code()), "why": error.details()})
-            await asyncio.sleep(pause_s)
+        asked = time.monotonic()
+        try:
+            answer = await stub.RegisterPool(request, timeout=settings.call_timeout_s)
+        except grpc.aio.AioRpcError as error:
+            log = logger.info if is_away(error) else logger.error
+            log("pool not registered", extra={"code": str(error.code()), "why": error.details()})
+            if time.monotonic() >= until:
+                await registered(False)
+            await asyncio.sleep(next(pauses))
+            continue
+        until = asked + settings.lease_s
+        await registered(True)
+        pauses = backoff(most_s=settings.renew_s)
         await asyncio.sleep(min(answer.renew_after_s or settings.renew_s, settings.renew_s))

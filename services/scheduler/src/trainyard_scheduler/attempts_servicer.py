@@ -189,9 +189,9 @@ def _machines(request: scheduler_pb2.RegisterPoolRequest) -> dict[str, Amount]:
             f"lease_s is {request.lease_s:g}; allowed: more than 0, at most {_LEASE_MAX_S:g}", reason="InvalidLease"
         )
     machines = {machine.name: _amount(machine.name, machine.total) for machine in request.machines}
-    if "" in machines or len(machines) != len(request.machines) or not 0 < len(machines) <= _MACHINES_MAX:
+    if "" in machines or len(machines) != len(request.machines) or len(machines) > _MACHINES_MAX:
         raise InvalidArgument(
-            f"a pool has 1 to {_MACHINES_MAX} machines, each with a name of its own", reason="InvalidMachines"
+            f"a pool has at most {_MACHINES_MAX} machines, each with a name of its own", reason="InvalidMachines"
         )
     return machines
 

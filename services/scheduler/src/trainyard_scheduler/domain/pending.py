@@ -68,6 +68,12 @@ def no_room_anywhere(demand: Demand, pools: Sequence[PoolView]) -> Pending:
         return Pending(
             PendingReason.NO_POOL, "no machines are registered: start a launcher ('yard up' on this machine has one)"
         )
+    if not any(pool.total for pool in alive):
+        names = ", ".join(f"'{pool.name}'" for pool in alive)
+        return Pending(
+            PendingReason.NO_POOL,
+            f"no machine of {names} can be used now: it starts when one can (on a cluster, see 'kubectl get nodes')",
+        )
     for pool in alive:
         if (machines := place(demand, pool.whole)) is not None:
             return Pending(PendingReason.ROOM_HELD_BY_OTHERS, _held(demand, pool, machines))
