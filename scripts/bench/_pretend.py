@@ -11,7 +11,8 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from servicekit.auth import bearer_token
@@ -77,11 +78,14 @@ class PretendBackend:
     async def shell(self, attempt_id: str, node: int, request: ShellRequest) -> Shell:
         raise StartError("nothing runs here: this backend only pretends")
 
+    async def undelivered(self, attempt_id: str) -> Sequence[str]:
+        return ()
+
     async def settle(self, attempt_id: str) -> None:
         pass
 
-    async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
-        return {}
+    async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:
+        return frozenset(attempt_ids)
 
     async def close(self) -> None:
         pass

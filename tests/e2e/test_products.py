@@ -121,3 +121,4 @@ def test_what_a_forgotten_job_left_is_gone(client, shared_yard):
     folder = shared_yard.folder / "attempts" / ended.attempt_id
     wait_until(lambda: job.id not in [each.id for each in client.list()], "the job to be forgotten")
     wait_until(lambda: not folder.exists(), "its folder to be removed")
+    wait_until(lambda: not list(client.runs(f'job = "{job.id}"')), "its run to be removed")

@@ -64,6 +64,7 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         self.ready = False
         self.lists = 0
         self.closings: set[tuple[str, str, str, str, int]] = set()
+        self.tombstones: list[scheduler_pb2.Tombstone] = []
         self._news = asyncio.Condition()
 
     async def until(self, happened: Callable[[], bool]) -> None:
@@ -163,6 +164,17 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
                 if each.attempt_id in self.claims
             ]
         )
+
+    async def ListTombstones(self, request, context):
+        await self._answer()
+        return scheduler_pb2.ListTombstonesResponse(
+            tombstones=[each for each in self.tombstones if each.pool in (request.pool, "")]
+        )
+
+    async def ConfirmTombstones(self, request, context):
+        self.tombstones = [each for each in self.tombstones if each not in request.tombstones]
+        await self.tell()
+        return scheduler_pb2.ConfirmTombstonesResponse()
 
     async def GetJob(self, request, context):
         return scheduler_pb2.Job(id=request.id, state=self.job_state)
@@ -320,9 +332,23 @@ class Yard:
             STOP, kwargs={"attempt_id": attempt_id, "fence": fence}, queue=stop_queue(self.settings.pool)
         )
 
+    def remove(self, job_id: str, attempt_ids: list[str], workspace: str = "default") -> None:
+        """Removes a job from the scheduler, which does not tell the launcher."""
+        tombstone = {"workspace": workspace, "job_id": job_id}
+        self.scheduler.tombstones += [
+            scheduler_pb2.Tombstone(**tombstone, pool=self.settings.pool, attempt_ids=attempt_ids),
+            scheduler_pb2.Tombstone(**tombstone),
+        ]
+
     def send_forget(self, job_id: str, attempt_ids: list[str], **more: str) -> None:
+        """Removes a job from the scheduler, which tells the launcher."""
+        self.remove(job_id, attempt_ids, **more)
         kwargs = {"job_id": job_id, "attempt_ids": attempt_ids} | more
         self.celery.send_task(FORGET, kwargs=kwargs, queue=stop_queue(self.settings.pool))
+
+    async def removed(self) -> None:
+        """Waits until the launcher has confirmed every tombstone."""
+        await self.scheduler.until(lambda: not self.scheduler.tombstones)
 
     async def run(self, command: Sequence[str], **fields: object) -> str:
         """Starts an attempt and waits until all of its nodes run."""

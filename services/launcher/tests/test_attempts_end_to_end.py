@@ -350,7 +350,7 @@ async def test_what_is_forgotten_leaves_disk_and_metrics(yard: Yard) -> None:
     folder = yard.node(attempt).parent
     await yard.scheduler.until(lambda: True)
     yard.send_forget(job, [attempt])
-    await yard.scheduler.until(lambda: bool(yard.metrics.deleted))
+    await yard.removed()
     assert yard.metrics.deleted == [("default", job)]
     assert not folder.exists()
 
@@ -358,5 +358,40 @@ async def test_what_is_forgotten_leaves_disk_and_metrics(yard: Yard) -> None:
 async def test_what_nothing_is_kept_of_is_forgotten_in_the_workspace_the_scheduler_names(yard: Yard) -> None:
     """As on a cluster, where nothing is left of an attempt that is over."""
     yard.send_forget("job-1", ["attempt-1"], workspace="vision")
-    await yard.scheduler.until(lambda: bool(yard.metrics.deleted))
+    await yard.removed()
     assert yard.metrics.deleted == [("vision", "job-1")]
+
+
+async def test_what_a_lost_message_was_about_is_forgotten_nevertheless(tmp_path: Path) -> None:
+    async with running_yard(tmp_path, reconcile_s=0.2) as yard:
+        attempt = yard.assign(python("pass"))
+        job = yard.job_of(attempt)
+        yard.send_launch(attempt)
+        await yard.scheduler.ended(attempt)
+        yard.remove(job, [attempt])
+        await yard.removed()
+        assert yard.metrics.deleted == [("default", job)]
+        assert not yard.node(attempt).parent.exists()
+
+
+async def test_what_was_forgotten_while_the_launcher_was_away_is_removed_at_its_start(yard: Yard) -> None:
+    attempt = yard.assign(python("pass"))
+    job = yard.job_of(attempt)
+    yard.send_launch(attempt)
+    await yard.scheduler.ended(attempt)
+    await yard.close()
+    yard.remove(job, [attempt])
+    await yard.open()
+    await yard.removed()
+    assert not yard.node(attempt).parent.exists()
+
+
+async def test_an_attempt_that_still_runs_keeps_its_folder_until_it_has_ended(yard: Yard) -> None:
+    attempt = await yard.run(FOREVER)
+    yard.send_forget(yard.job_of(attempt), [attempt])
+    await yard.scheduler.until(lambda: bool(yard.metrics.deleted))
+    assert yard.node(attempt).exists()
+    yard.send_stop(attempt)
+    await yard.removed()
+    assert "ended" in yard.scheduler.phases(attempt)
+    assert not yard.node(attempt).exists()

@@ -128,8 +128,30 @@ async def test_what_is_forgotten_is_not_delivered_any_more(yard: Yard) -> None:
     after = yard.assign(FAIL)
     await ended(yard, after)
     await delivered(yard, after)
+    await yard.removed()
+    assert await runs(yard) == [after]
+
+
+async def test_runs_are_removed_when_metrics_is_back_also_by_the_next_launcher(yard: Yard) -> None:
+    """The launcher is told once, and metrics is away just then."""
+    yard.gate.closed = False
+    attempt = yard.assign(["true"])
+    job = yard.job_of(attempt)
+    await ended(yard, attempt)
+    assert await runs(yard) == [attempt]
+    yard.gate.closed = True
+    yard.send_forget(job, [attempt])
+    await until(lambda: not (yard.home / "attempts" / attempt).exists())
+    await yard.close()
+    yard.gate.closed = False
+    await yard.open()
+    await yard.removed()
+    assert await runs(yard) == []
+
+
+async def runs(yard: Yard) -> list[str]:
     stub = metrics_pb2_grpc.MetricsServiceStub(yard.channel)
-    assert [run.id for run in (await stub.ListRuns(metrics_pb2.ListRunsRequest(workspace="default"))).runs] == [after]
+    return [run.id for run in (await stub.ListRuns(metrics_pb2.ListRunsRequest(workspace="default"))).runs]
 
 
 async def test_nothing_is_stored_with_the_token_of_an_attempt_that_is_over(whole_yard: Yard) -> None:

@@ -121,3 +121,17 @@ def position():
 
 def later(stub):
     return stub.CloseAttempt(pb.CloseAttemptRequest())
+
+
+async def test_nothing_of_a_removed_job_is_taken_any_more(ingestor):
+    """Neither from an attempt nor from a launcher that comes back late with what it has to deliver."""
+    await open_run(ingestor.attempt(1))
+    await ingestor.user().DeleteJobRuns(pb.DeleteJobRunsRequest(job_id="job"))
+    await close(ingestor, undelivered=["w"])
+    for call, reason in (
+        (open_run(ingestor.attempt(1)), "AttemptEnded"),
+        (open_run(ingestor.attempt(2, fence=2), 2, fence=2), "AttemptEnded"),
+        (open_run(ingestor.attempt(1, delivery=True)), "NotGranted"),
+    ):
+        assert reason_of(await refused(call)) == reason
+    assert not (await ingestor.user().ListRuns(pb.ListRunsRequest(job_id="job"))).runs

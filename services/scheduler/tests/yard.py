@@ -80,7 +80,7 @@ class Yard:
             while True:
                 message = waiting.get(timeout=PATIENCE_S)
                 content: dict[str, Any] = json.loads(message.body)[1]
-                if content[key] == value:
+                if content.get(key) == value:
                     return {"task": message.headers["task"], **content}
 
     async def register(self, cpu: float = 4, memory_gi: int = 8, gpu: int = 0, **fields: Any) -> None:
@@ -99,6 +99,23 @@ class Yard:
 
     async def events(self, job_id: str = "") -> list[s.Event]:
         return list((await self.users.ListEvents(s.ListEventsRequest(job=job_id))).events)
+
+    async def tombstones(self, pool: str = "local") -> list[s.Tombstone]:
+        """Of all pages."""
+        found: list[s.Tombstone] = []
+        request = s.ListTombstonesRequest(pool=pool)
+        while True:
+            page = await self.launchers.ListTombstones(request)
+            found += page.tombstones
+            if not page.next_page_token:
+                return found
+            request.page_token = page.next_page_token
+
+    async def forgotten(self, job_id: str) -> None:
+        """Waits until a job has been removed."""
+        async with asyncio.timeout(PATIENCE_S):
+            while job_id in [job.id for job in (await self.users.ListJobs(s.ListJobsRequest())).jobs]:
+                await asyncio.sleep(0.02)
 
     async def watch(self, job_id: str, after_seq: int = 0) -> AsyncIterator[s.Event]:
         async for event in self.users.Watch(s.WatchRequest(job=job_id, after_seq=after_seq)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from servicekit.auth import AttemptTokens
 from servicekit.celery import Worker, start_queue, stop_queue
 from trainyard.channel import connect
-from trainyard_protos.v1 import launcher_pb2_grpc, metrics_pb2, metrics_pb2_grpc, scheduler_pb2_grpc
+from trainyard_protos.v1 import launcher_pb2_grpc, metrics_pb2_grpc, scheduler_pb2_grpc
 
 from trainyard_launcher import tasks
 from trainyard_launcher.backend import Backend
@@ -24,6 +24,7 @@ from trainyard_launcher.follow import JobFollower
 from trainyard_launcher.plan import Planner
 from trainyard_launcher.reconcile import Reconciler
 from trainyard_launcher.registration import keep_registered, launcher_id
+from trainyard_launcher.removal import Removal
 from trainyard_launcher.servicer import LauncherServicer
 from trainyard_launcher.sessions import AgentServicer
 from trainyard_launcher.settings import Settings
@@ -107,13 +108,15 @@ class Launcher:
         registration = keep_registered(self._attempt_service, self._backend, self._id, settings, self._registered)
         self._background.run(registration, "registration")
         self._background.run(reconciler.run(), "reconcile")
+        removal = Removal(self._attempt_service, self._metrics, self._supervisor, self._backend, settings)
+        self._background.run(removal.run(), "removal")
         tasks.register(
             self._celery,
             asyncio.get_running_loop(),
             settings.task_timeout_s,
             launch=self._supervisor.launch,
             stop=self._supervisor.stop,
-            forget=self._forget,
+            forget=removal.wake,
         )
         self._workers = [
             Worker(self._celery, [start_queue(settings.pool)], settings.start_concurrency),
@@ -132,15 +135,3 @@ class Launcher:
         await self._background.close()
         await self._supervisor.close()
         await self._channel.close()
-
-    async def _forget(self, job_id: str, attempt_ids: Sequence[str], workspace: str) -> None:
-        """Removes what is kept of an ended job: folders here, runs in metrics.
-
-        Args:
-            workspace: the job's; "" when the scheduler did not say it, as earlier versions do not.
-        """
-        await self._supervisor.settle(attempt_ids)  # that they are forgotten says that the scheduler knows their end
-        found = await self._backend.forget(attempt_ids)
-        for each in {workspace} if workspace else set(found.values()) or {"default"}:
-            request = metrics_pb2.DeleteJobRunsRequest(workspace=each, job_id=job_id)
-            await self._metrics.DeleteJobRuns(request, timeout=self._settings.call_timeout_s)

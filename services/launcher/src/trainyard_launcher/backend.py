@@ -15,6 +15,7 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -240,8 +241,8 @@ class Backend(Protocol):
         """The attempt's end is known to the scheduler and to every service: never find it again."""
         ...
 
-    async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
-        """Removes all that is kept of attempts that are over. Returns the workspace of each that was found."""
+    async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:
+        """Removes all that is kept of attempts that are over. Returns those of which nothing is left."""
         ...
 
     async def close(self) -> None:

@@ -7,8 +7,9 @@ because this process died, is delivered again. Doubled deliveries are harmless (
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
@@ -19,7 +20,7 @@ from servicekit.celery import FORGET, LAUNCH, STOP
 logger = logging.getLogger(__name__)
 
 OnAttempt = Callable[[str, int], Coroutine[Any, Any, None]]
-OnForget = Callable[[str, Sequence[str], str], Coroutine[Any, Any, None]]
+OnForget = Callable[[], None]
 
 
 def register(
@@ -34,7 +35,7 @@ def register(
     """Makes the launcher's tasks known to an application, before its workers start.
 
     Args:
-        loop: where the three coroutine functions run.
+        loop: where the three functions run.
         timeout_s: how long a task waits for one.
     """
 
@@ -45,7 +46,9 @@ def register(
         _wait(loop, stop(attempt_id, fence), timeout_s, STOP, attempt_id)
 
     def on_forget(job_id: str, attempt_ids: list[str], workspace: str = "") -> None:
-        _wait(loop, forget(job_id, attempt_ids, workspace), timeout_s, FORGET, job_id)
+        # What is to be removed is asked of the scheduler, which has it until that is confirmed.
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(forget)
 
     for name, task in ((LAUNCH, on_launch), (STOP, on_stop), (FORGET, on_forget)):
         celery.register(app, name, task)

@@ -21,6 +21,7 @@ from trainyard_metrics.tables import FenceRow, RunRow, UndeliveredRow
 
 MAX_WRITERS = 10_000
 _MAX_WRITERS_BYTES = 1024 * 1024
+_REMOVED = 2**31 - 1  # higher than the fence of any attempt: the job was removed, and nothing of it is taken any more
 
 
 class Admission:
@@ -83,6 +84,10 @@ class Closings:
             if admission.principal.kind == "delivery":
                 admission.writers = frozenset(request.undelivered_writers)
 
+    async def remove_job(self, workspace: str, job_id: str) -> None:
+        """The job was removed: no attempt of it stores anything from now on, and nothing of it is delivered."""
+        await self._store.write(lambda session: _raise(session, workspace, job_id, fence=0, closed=_REMOVED))
+
 
 def _below(writer_id: str, writers: frozenset[str]) -> bool:
     while writer_id and writer_id not in writers:
@@ -108,13 +113,19 @@ def admitted(session: Session, principal: Principal, run_id: str) -> frozenset[s
     return frozenset(json.loads(row.writers))
 
 
+def _raise(session: Session, workspace: str, job_id: str, fence: int, closed: int) -> bool:
+    """Notes the fence of an attempt, and of one that is over; whether the job is still there."""
+    row = session.get(FenceRow, (workspace, job_id))
+    if row is None:
+        row = FenceRow(workspace=workspace, job_id=job_id, fence=fence)
+    row.fence, row.closed = max(row.fence, fence), max(row.closed, closed)
+    session.add(row)
+    return row.closed < _REMOVED
+
+
 def _close(session: Session, request: pb.CloseAttemptRequest) -> None:
-    fence = session.get(FenceRow, (request.workspace, request.job_id))
-    if fence is None:
-        fence = FenceRow(workspace=request.workspace, job_id=request.job_id, fence=request.fence)
-    fence.fence = max(fence.fence, request.fence)
-    fence.closed = max(fence.closed, request.fence)
-    session.add(fence)
+    if not _raise(session, request.workspace, request.job_id, request.fence, request.fence):
+        return
     undelivered = session.get(UndeliveredRow, request.attempt_id)
     if request.undelivered_writers:
         undelivered = undelivered or UndeliveredRow(run_id=request.attempt_id, writers="")

@@ -134,6 +134,7 @@ class MetricsServicer(MetricsServiceServicer):
         workspace = require_workspace(request.workspace)
         if not request.job_id:
             raise InvalidArgument("no job id", reason="BadJobId", hint="name the job whose runs are to be removed")
+        await self._closings.remove_job(workspace, request.job_id)
         rows = await self._store.read(lambda session: runs.of_job(session, workspace, request.job_id))
         await self._removal.remove([row.id for row in rows])
         return pb.DeleteJobRunsResponse(runs=len(rows))

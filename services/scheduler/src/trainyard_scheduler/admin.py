@@ -17,7 +17,7 @@ from sqlmodel import Session
 from trainyard.home import LAUNCHER_ID_FILE
 from trainyard_protos.v1 import admin_pb2, admin_pb2_grpc
 
-from trainyard_scheduler.tables import ATTEMPTS, EVENTS, JOBS
+from trainyard_scheduler.tables import ATTEMPTS, EVENTS, JOBS, TOMBSTONES
 
 DATABASE = "scheduler.db"
 
@@ -64,6 +64,7 @@ def _usage(session: Session) -> list[Usage]:
         ("jobs", JOBS, JOBS.c.workspace),
         ("attempts", attempts, JOBS.c.workspace),
         ("events", EVENTS, EVENTS.c.workspace),
+        ("tombstones", TOMBSTONES, TOMBSTONES.c.workspace),
     ):
         query = select(workspace, func.count()).select_from(source).group_by(workspace).order_by(workspace)
         for name, count in session.connection().execute(query):

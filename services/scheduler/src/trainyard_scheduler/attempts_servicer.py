@@ -16,7 +16,7 @@ from servicekit.store import Store
 from sqlmodel import Session
 from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 
-from trainyard_scheduler import views
+from trainyard_scheduler import queries, views
 from trainyard_scheduler.combining import Combiner
 from trainyard_scheduler.domain.admission import Amount
 from trainyard_scheduler.domain.states import AttemptState
@@ -24,7 +24,7 @@ from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import Ledger
 from trainyard_scheduler.settings import Settings
 from trainyard_scheduler.tables import ATTEMPTS, JOBS
-from trainyard_scheduler.transitions import pools
+from trainyard_scheduler.transitions import pools, tombstones
 from trainyard_scheduler.transitions.claim import claim
 from trainyard_scheduler.transitions.report import report
 
@@ -152,6 +152,24 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
         require_user()
         attempts = await self._store.read(lambda session: _assigned(session, request.pool, request.launcher_id))
         return scheduler_pb2.ListAssignedResponse(attempts=attempts)
+
+    async def ListTombstones(
+        self, request: scheduler_pb2.ListTombstonesRequest, context: _Context
+    ) -> scheduler_pb2.ListTombstonesResponse:
+        require_user()
+        _require(request.pool, "pool")
+        return await self._store.read(
+            lambda session: queries.tombstones(session, request.pool, request.page_token, self._index.clock())
+        )
+
+    async def ConfirmTombstones(
+        self, request: scheduler_pb2.ConfirmTombstonesRequest, context: _Context
+    ) -> scheduler_pb2.ConfirmTombstonesResponse:
+        require_user()
+        _require_few(request.tombstones)
+        places = [(tombstone.job_id, tombstone.pool) for tombstone in request.tombstones]
+        await self._ledger.write(functools.partial(tombstones.confirm, places=places))
+        return scheduler_pb2.ConfirmTombstonesResponse()
 
 
 async def _each(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | ServiceError]:

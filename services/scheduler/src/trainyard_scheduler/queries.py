@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy
 from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound
+from servicekit.paging import decode_token, encode_token
 from sqlalchemy import ColumnElement
 from sqlmodel import Session
+from trainyard_protos.v1 import scheduler_pb2
 
 from trainyard_scheduler.domain.states import JobState
-from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOBS, LABELS, Attempt, Event, Job
+from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOBS, LABELS, TOMBSTONES, Attempt, Event, Job
 
 LAST = "@last"
 _NAMES_COMPARED = 1000
 _SHOWN = 5
 _HANDLE_MAX = 256
+_TOMBSTONES_PAGE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +156,31 @@ def list_events(session: Session, workspace: str, object_id: str, after_seq: int
         query = query.where(EVENTS.c.object_id == object_id)
     rows = session.connection().execute(query.order_by(EVENTS.c.seq).limit(limit))
     return [Event.model_construct(**row._mapping) for row in rows]
+
+
+def tombstones(session: Session, pool: str, page_token: str, now_ns: int) -> scheduler_pb2.ListTombstonesResponse:
+    """What is to be removed of jobs that are gone: attempts in a pool, and runs in metrics; a page of it.
+
+    Raises:
+        InvalidArgument: the token is not one of a page.
+    """
+    job_id, _, place = decode_token(page_token).partition("/")
+    key = sqlalchemy.tuple_(TOMBSTONES.c.job_id, TOMBSTONES.c.pool)
+    query = sqlalchemy.select(TOMBSTONES).where(
+        TOMBSTONES.c.pool.in_((pool, "")), TOMBSTONES.c.due_ns <= now_ns, key > sqlalchemy.tuple_(job_id, place)
+    )
+    rows = session.execute(query.order_by(*key).limit(_TOMBSTONES_PAGE)).all()
+    response = scheduler_pb2.ListTombstonesResponse(
+        tombstones=[
+            scheduler_pb2.Tombstone(
+                workspace=row.workspace,
+                job_id=row.job_id,
+                pool=row.pool,
+                attempt_ids=json.loads(row.attempt_ids),
+            )
+            for row in rows
+        ]
+    )
+    if len(rows) == _TOMBSTONES_PAGE:
+        response.next_page_token = encode_token(f"{rows[-1].job_id}/{rows[-1].pool}")
+    return response

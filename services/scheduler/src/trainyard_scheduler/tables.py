@@ -150,6 +150,23 @@ class PoolTable(Pool, table=True):
     __tablename__ = "pools"
 
 
+class Tombstone(Record):
+    """What a removed job left in one place: attempts in a pool, or with an empty pool its runs in metrics.
+
+    It stays until a launcher confirms that nothing of it is left.
+    """
+
+    job_id: str = Field(primary_key=True)
+    pool: str = Field(primary_key=True)
+    workspace: str
+    attempt_ids: str = "[]"  # JSON list
+    due_ns: int = Field(sa_type=_BIG)
+
+
+class TombstoneTable(Tombstone, table=True):
+    __tablename__ = "tombstones"
+
+
 class OutboxTable(OutboxRow, Record, table=True):  # type: ignore[no-redef]  # it has a field `kwargs`
     """Messages to launchers that are not sent yet."""
 
@@ -169,6 +186,7 @@ ATTEMPTS = _core(AttemptTable)
 EVENTS = _core(EventTable)
 POOLS = _core(PoolTable)
 OUTBOX = _core(OutboxTable)
+TOMBSTONES = _core(TombstoneTable)
 
 
 def _after(record: type[Record], first: str) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ class MetricsServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DeleteJobRuns(self, request, context):
-        """Removes everything stored of a job.
+        """The job was removed: removes everything stored of it, and takes nothing more. May be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -54,7 +54,7 @@ class MetricsServiceStub:
     token, for the attempt's own run and these writers alone. May be repeated; the writers of the last call hold.
     """
     DeleteJobRuns: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.DeleteJobRunsRequest, _metrics_pb2.DeleteJobRunsResponse]
-    """Removes everything stored of a job."""
+    """The job was removed: removes everything stored of it, and takes nothing more. May be repeated."""
 
 @_typing.type_check_only
 class MetricsServiceAsyncStub(MetricsServiceStub):
@@ -82,7 +82,7 @@ class MetricsServiceAsyncStub(MetricsServiceStub):
     token, for the attempt's own run and these writers alone. May be repeated; the writers of the last call hold.
     """
     DeleteJobRuns: _aio.UnaryUnaryMultiCallable[_metrics_pb2.DeleteJobRunsRequest, _metrics_pb2.DeleteJobRunsResponse]  # type: ignore[assignment]
-    """Removes everything stored of a job."""
+    """The job was removed: removes everything stored of it, and takes nothing more. May be repeated."""
 
 class MetricsServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -173,6 +173,6 @@ class MetricsServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.DeleteJobRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.DeleteJobRunsResponse, _abc.Awaitable[_metrics_pb2.DeleteJobRunsResponse]]:
-        """Removes everything stored of a job."""
+        """The job was removed: removes everything stored of it, and takes nothing more. May be repeated."""
 
 def add_MetricsServiceServicer_to_server(servicer: MetricsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1481,3 +1481,120 @@ class ListAssignedResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListAssignedResponse: _TypeAlias = ListAssignedResponse  # noqa: Y015
+
+@_typing.final
+class Tombstone(_message.Message):
+    """What a removed job left in one place: with a pool, its attempts there; without one, its runs in metrics, which any
+    launcher may remove.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKSPACE_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    POOL_FIELD_NUMBER: _builtins.int
+    ATTEMPT_IDS_FIELD_NUMBER: _builtins.int
+    workspace: _builtins.str
+    job_id: _builtins.str
+    pool: _builtins.str
+    @_builtins.property
+    def attempt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        workspace: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        pool: _builtins.str = ...,
+        attempt_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_ids", b"attempt_ids", "job_id", b"job_id", "pool", b"pool", "workspace", b"workspace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tombstone: _TypeAlias = Tombstone  # noqa: Y015
+
+@_typing.final
+class ListTombstonesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POOL_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    pool: _builtins.str
+    """whose attempts are listed; runs in metrics always are"""
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        pool: _builtins.str = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_token", b"page_token", "pool", b"pool"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTombstonesRequest: _TypeAlias = ListTombstonesRequest  # noqa: Y015
+
+@_typing.final
+class ListTombstonesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOMBSTONES_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """"" on the last page"""
+    @_builtins.property
+    def tombstones(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tombstone]: ...
+    def __init__(
+        self,
+        *,
+        tombstones: _abc.Iterable[Global___Tombstone] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["next_page_token", b"next_page_token", "tombstones", b"tombstones"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTombstonesResponse: _TypeAlias = ListTombstonesResponse  # noqa: Y015
+
+@_typing.final
+class ConfirmTombstonesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOMBSTONES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tombstones(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tombstone]:
+        """at most 200, as they were listed"""
+
+    def __init__(
+        self,
+        *,
+        tombstones: _abc.Iterable[Global___Tombstone] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tombstones", b"tombstones"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmTombstonesRequest: _TypeAlias = ConfirmTombstonesRequest  # noqa: Y015
+
+@_typing.final
+class ConfirmTombstonesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ConfirmTombstonesResponse: _TypeAlias = ConfirmTombstonesResponse  # noqa: Y015

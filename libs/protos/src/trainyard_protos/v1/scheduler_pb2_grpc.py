@@ -578,6 +578,16 @@ class AttemptServiceStub:
                 request_serializer=trainyard_dot_v1_dot_scheduler__pb2.ListAssignedRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ListAssignedResponse.FromString,
                 _registered_method=True)
+        self.ListTombstones = channel.unary_unary(
+                '/trainyard.v1.AttemptService/ListTombstones',
+                request_serializer=trainyard_dot_v1_dot_scheduler__pb2.ListTombstonesRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ListTombstonesResponse.FromString,
+                _registered_method=True)
+        self.ConfirmTombstones = channel.unary_unary(
+                '/trainyard.v1.AttemptService/ConfirmTombstones',
+                request_serializer=trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesResponse.FromString,
+                _registered_method=True)
 
 
 class AttemptServiceServicer:
@@ -626,6 +636,20 @@ class AttemptServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListTombstones(self, request, context):
+        """What has to be removed of jobs that the scheduler no longer has. Each tombstone is listed until it is confirmed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ConfirmTombstones(self, request, context):
+        """Nothing is left of what these tombstones name. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AttemptServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -658,6 +682,16 @@ def add_AttemptServiceServicer_to_server(servicer, server):
                     servicer.ListAssigned,
                     request_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ListAssignedRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_scheduler__pb2.ListAssignedResponse.SerializeToString,
+            ),
+            'ListTombstones': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTombstones,
+                    request_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ListTombstonesRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_scheduler__pb2.ListTombstonesResponse.SerializeToString,
+            ),
+            'ConfirmTombstones': grpc.unary_unary_rpc_method_handler(
+                    servicer.ConfirmTombstones,
+                    request_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -823,6 +857,60 @@ class AttemptService:
             '/trainyard.v1.AttemptService/ListAssigned',
             trainyard_dot_v1_dot_scheduler__pb2.ListAssignedRequest.SerializeToString,
             trainyard_dot_v1_dot_scheduler__pb2.ListAssignedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTombstones(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.AttemptService/ListTombstones',
+            trainyard_dot_v1_dot_scheduler__pb2.ListTombstonesRequest.SerializeToString,
+            trainyard_dot_v1_dot_scheduler__pb2.ListTombstonesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ConfirmTombstones(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.AttemptService/ConfirmTombstones',
+            trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesRequest.SerializeToString,
+            trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesResponse.FromString,
             options,
             channel_credentials,
             insecure,

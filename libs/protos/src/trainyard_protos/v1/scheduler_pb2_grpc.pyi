@@ -194,6 +194,10 @@ class AttemptServiceStub:
     ReportAttempts: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ReportAttemptsRequest, _scheduler_pb2.ReportAttemptsResponse]
     ListAssigned: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListAssignedRequest, _scheduler_pb2.ListAssignedResponse]
     """The attempts the scheduler believes this launcher should have; the launcher's reconcile loop compares."""
+    ListTombstones: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListTombstonesRequest, _scheduler_pb2.ListTombstonesResponse]
+    """What has to be removed of jobs that the scheduler no longer has. Each tombstone is listed until it is confirmed."""
+    ConfirmTombstones: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ConfirmTombstonesRequest, _scheduler_pb2.ConfirmTombstonesResponse]
+    """Nothing is left of what these tombstones name. May be repeated."""
 
 @_typing.type_check_only
 class AttemptServiceAsyncStub(AttemptServiceStub):
@@ -213,6 +217,10 @@ class AttemptServiceAsyncStub(AttemptServiceStub):
     ReportAttempts: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ReportAttemptsRequest, _scheduler_pb2.ReportAttemptsResponse]  # type: ignore[assignment]
     ListAssigned: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListAssignedRequest, _scheduler_pb2.ListAssignedResponse]  # type: ignore[assignment]
     """The attempts the scheduler believes this launcher should have; the launcher's reconcile loop compares."""
+    ListTombstones: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListTombstonesRequest, _scheduler_pb2.ListTombstonesResponse]  # type: ignore[assignment]
+    """What has to be removed of jobs that the scheduler no longer has. Each tombstone is listed until it is confirmed."""
+    ConfirmTombstones: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ConfirmTombstonesRequest, _scheduler_pb2.ConfirmTombstonesResponse]  # type: ignore[assignment]
+    """Nothing is left of what these tombstones name. May be repeated."""
 
 class AttemptServiceServicer(metaclass=_abc_1.ABCMeta):
     """For launchers only."""
@@ -265,5 +273,21 @@ class AttemptServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ListAssignedResponse, _abc.Awaitable[_scheduler_pb2.ListAssignedResponse]]:
         """The attempts the scheduler believes this launcher should have; the launcher's reconcile loop compares."""
+
+    @_abc_1.abstractmethod
+    def ListTombstones(
+        self,
+        request: _scheduler_pb2.ListTombstonesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ListTombstonesResponse, _abc.Awaitable[_scheduler_pb2.ListTombstonesResponse]]:
+        """What has to be removed of jobs that the scheduler no longer has. Each tombstone is listed until it is confirmed."""
+
+    @_abc_1.abstractmethod
+    def ConfirmTombstones(
+        self,
+        request: _scheduler_pb2.ConfirmTombstonesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ConfirmTombstonesResponse, _abc.Awaitable[_scheduler_pb2.ConfirmTombstonesResponse]]:
+        """Nothing is left of what these tombstones name. May be repeated."""
 
 def add_AttemptServiceServicer_to_server(servicer: AttemptServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import sqlalchemy
-from servicekit.celery import FORGET, stop_queue
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_scheduler.domain.reasons import ExitReason, StopReason
@@ -18,8 +16,8 @@ from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOBS, LABELS
 from trainyard_scheduler.transitions.admit import announce
 from trainyard_scheduler.transitions.finish import finish
 from trainyard_scheduler.transitions.steps import ask_to_stop, close_attempt, end_job, send_stop
+from trainyard_scheduler.transitions.tombstones import bury
 
-_DEFAULT_WORKSPACE = "default"
 _STOPPABLE = (JobState.STARTING, JobState.RUNNING)
 
 
@@ -80,7 +78,7 @@ def remove_expired(tx: Transaction, limit: int) -> None:
 
 def _remove(tx: Transaction, jobs: Sequence[Job]) -> None:
     ids = [job.id for job in jobs]
-    _tell_launchers(tx, {job.id: job.workspace for job in jobs})
+    bury(tx, {job.id: job.workspace for job in jobs})
     newest = sqlalchemy.select(sqlalchemy.func.max(EVENTS.c.seq)).scalar_subquery()
     for statement in (
         sqlalchemy.delete(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(ids)),
@@ -97,17 +95,3 @@ def _remove(tx: Transaction, jobs: Sequence[Job]) -> None:
 
 def _forget(index: Index, state: JobState) -> None:
     index.moved(state, None)
-
-
-def _tell_launchers(tx: Transaction, workspaces: Mapping[str, str]) -> None:
-    """`workspaces` is by job id: launchers on a cluster have forgotten it long since."""
-    rows = tx.connection.execute(
-        sqlalchemy.select(ATTEMPTS.c.pool, ATTEMPTS.c.job_id, ATTEMPTS.c.id).where(ATTEMPTS.c.job_id.in_(workspaces))
-    )
-    attempts: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-    for pool, job_id, attempt_id in rows:
-        attempts[pool, job_id].append(attempt_id)
-    for (pool, job_id), attempt_ids in attempts.items():
-        # Launchers of earlier versions, which may be there during an upgrade, know the default workspace alone.
-        more = {} if workspaces[job_id] == _DEFAULT_WORKSPACE else {"workspace": workspaces[job_id]}
-        tx.send(stop_queue(pool), FORGET, job_id=job_id, attempt_ids=attempt_ids, **more)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 from prometheus_client import CollectorRegistry
@@ -304,9 +305,9 @@ class KubernetesBackend:
             await asyncio.sleep(pause_s)
         raise AssertionError("backoff never ends")
 
-    async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
-        """Nothing is kept of attempts that are over, their workspaces neither."""
-        return {}
+    async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:
+        """Nothing is kept of attempts that are over."""
+        return frozenset(attempt_ids)
 
     async def close(self) -> None:
         """Stops watching."""

@@ -15,7 +15,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -435,7 +436,7 @@ class ProcessBackend:
         for index in undelivered:
             self._delivery.add(attempt_id, index)
 
-    async def forget(self, attempt_ids: Sequence[str]) -> Mapping[str, str]:
+    async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:
         """Removes folders; attempts that are not over keep theirs.
 
         Their runs go as well, so what metrics lacks of them is not delivered any more.
@@ -445,15 +446,18 @@ class ProcessBackend:
         async with self._afterwards:
             return await self._in_thread(self._remove, over)
 
-    def _remove(self, attempt_ids: Sequence[str]) -> dict[str, str]:
-        workspaces = {}
+    def _remove(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:
+        gone = set()
         for attempt_id in attempt_ids:
-            folder = self._folder(attempt_id)
-            record = folder.read()
-            if record is not None:
-                workspaces[attempt_id] = record.facts.workspace
-            shutil.rmtree(folder.path, ignore_errors=True)
-        return workspaces
+            try:
+                shutil.rmtree(self._folder(attempt_id).path)
+            except FileNotFoundError:
+                gone.add(attempt_id)
+            except OSError as error:
+                logger.error("folder not removed", extra={"attempt": attempt_id, "why": str(error)})
+            else:
+                gone.add(attempt_id)
+        return gone
 
     async def close(self) -> None:
         """Stops watching."""

@@ -1,0 +1,84 @@
+"""What a removed job left elsewhere is remembered until launchers confirm that it is gone."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import grpc
+import pytest
+from servicekit.errors import reason_of
+from trainyard_protos.v1 import scheduler_pb2 as s
+
+from services.scheduler.tests.conftest import OpenYard
+from services.scheduler.tests.yard import COMPLETED, Clock, Yard, document
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def yard(tmp_path: Path, open_scheduler: OpenYard, clock: Clock) -> AsyncIterator[Yard]:
+    async with open_scheduler(tmp_path, clock=clock) as opened:
+        await opened.register(lease_s=3600)
+        yield opened
+
+
+async def expire(yard: Yard, clock: Clock) -> s.Job:
+    """A job that ran, and was removed after its TTL."""
+    job = await yard.ended((await yard.submit(document(ttl="30m"))).id, COMPLETED)
+    yard.move(clock, 1800)
+    await yard.forgotten(job.id)
+    return job
+
+
+async def confirm(yard: Yard, *tombstones: s.Tombstone) -> None:
+    await yard.launchers.ConfirmTombstones(s.ConfirmTombstonesRequest(tombstones=tombstones))
+
+
+async def test_each_place_is_listed_until_it_is_confirmed(yard: Yard, clock: Clock) -> None:
+    job = await expire(yard, clock)
+    place = {"workspace": "default", "job_id": job.id}
+    runs, attempts = s.Tombstone(**place), s.Tombstone(**place, pool="local", attempt_ids=[job.attempt_id])
+    assert await yard.tombstones() == [runs, attempts]
+    assert await yard.tombstones("other") == [runs]
+    await confirm(yard, attempts)
+    assert await yard.tombstones() == [runs]
+    await confirm(yard, runs, attempts)
+    assert await yard.tombstones() == []
+
+
+async def test_a_restart_forgets_no_tombstone(tmp_path: Path, open_scheduler: OpenYard, clock: Clock) -> None:
+    async with open_scheduler(tmp_path / "own", clock=clock) as first:
+        await first.register(lease_s=3600)
+        await expire(first, clock)
+        left = await first.tombstones()
+    async with open_scheduler(tmp_path / "own", clock=clock) as second:
+        assert await second.tombstones() == left != []
+
+
+async def test_a_job_that_was_never_admitted_left_nothing(yard: Yard, clock: Clock) -> None:
+    job = await yard.submit(document(ttl="30m", resources={"cpu": 100}))
+    await yard.users.CancelJob(s.CancelJobRequest(id=job.id))
+    yard.move(clock, 1800)
+    await yard.forgotten(job.id)
+    assert await yard.tombstones() == []
+
+
+async def test_tombstones_are_listed_page_by_page(yard: Yard, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainyard_scheduler.queries._TOMBSTONES_PAGE", 1)
+    jobs = [await expire(yard, clock) for _ in range(2)]
+    assert [each.job_id for each in await yard.tombstones()] == [job.id for job in jobs for _ in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason"),
+    [
+        (s.ListTombstonesRequest(), "MissingField"),
+        (s.ListTombstonesRequest(pool="local", page_token="?"), "InvalidPage"),
+    ],
+)
+async def test_what_cannot_be_listed_is_refused(yard: Yard, request_: s.ListTombstonesRequest, reason: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await yard.launchers.ListTombstones(request_)
+    assert reason_of(refused.value) == reason
