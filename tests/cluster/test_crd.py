@@ -43,6 +43,7 @@ WRONG: dict[str, tuple[Spec, str, str]] = {
     "memory of an odd unit": ({"resources": {"memory": "2GiB"}}, "spec.resources.memory", "should match"),
     "a variable of the yard": ({"env": {"TRAINYARD_RANK": "0"}}, "spec.env", "are set by the yard"),
     "a variable of torchrun": ({"runtime": "torchrun", "env": {"RANK": "0"}}, "spec.env", "torchrun and deepspeed set"),
+    "a variable that is a credential": ({"env": {"db_Password_1": "x"}}, "spec.env", "named like a credential"),
     "a secret from nowhere": (
         {"secrets": [{"name": "A", "from": {}}]},
         "spec.secrets[0].from",

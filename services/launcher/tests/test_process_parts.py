@@ -72,7 +72,7 @@ def test_both_forms_of_a_plan_say_the_same(tmp_path: Path) -> None:
 
 def test_agents_inherit_nothing_of_an_attempt_the_yard_itself_runs_in(tmp_path: Path) -> None:
     base = {"PATH": "/bin", "TRAINYARD_RANK": "7", "TORCHELASTIC_RUN_ID": "outer"}
-    assert environment(tmp_path, "inner", 1, base) == {
+    assert environment(tmp_path, "inner", 1, ["TRAINYARD_*"], base) == {
         "PATH": "/bin",
         "TRAINYARD_HOME": str(tmp_path),
         "TRAINYARD_ATTEMPT_ID": "inner",

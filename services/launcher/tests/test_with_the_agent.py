@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from launcher_yard import Yard, running_yard
+from launcher_yard import Yard, running_yard, secret
 from trainyard_launcher.backends.process import sweep
 from trainyard_launcher.backends.process.agents import AGENT
 from trainyard_protos.v1 import launcher_pb2
@@ -56,3 +56,19 @@ async def test_a_killed_agent_takes_its_workers_along(yard: Yard) -> None:
     os.kill(json.loads((yard.node(attempt) / "started").read_text())["pid"], signal.SIGKILL)
     assert (await yard.scheduler.ended(attempt)).exit.reason == "AgentLost"
     assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_workers_see_of_the_yards_environment_what_programs_need_and_what_is_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WANDB_API_KEY", "NVIDIA_API_KEY", "MY_SETTING", "MY_TOKEN", "CUDA_HOME", "OF_THE_SHELL"):
+        monkeypatch.setenv(name, "of the yard")
+    code = "import json, os; json.dump(dict(os.environ), open(os.environ['SAVED'], 'w'))"
+    async with running_yard(tmp_path / "home", agent=AGENT, records=True, inherit_environment="MY_*, NOT_SET") as yard:
+        given = {"env": {"SAVED": str(tmp_path / "saved")}, "secrets": (secret("WANDB", "WANDB_API_KEY"),)}
+        attempt = yard.assign([sys.executable, "-c", code], **given)
+        yard.send_launch(attempt)
+        assert (await yard.scheduler.ended(attempt)).exit.reason == "Completed"
+    saved = json.loads((tmp_path / "saved").read_text())
+    found = {name for name, value in saved.items() if value == "of the yard"}
+    assert found == {"MY_SETTING", "MY_TOKEN", "CUDA_HOME", "WANDB"}

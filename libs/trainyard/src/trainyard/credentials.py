@@ -1,4 +1,4 @@
-"""Which files look like credentials: by their names, and private keys also by their content.
+"""What looks like credentials: files by their names, and private keys also by their content; variables by their names.
 
 The standard library alone. What is found is left out of packed code and of recorded diffs: a job gets credentials as
 `spec.secrets`, which are never stored.
@@ -26,6 +26,15 @@ _PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z0-9 ]*PRIVATE KEY( BLOCK)?-----")
 _BUNDLES = frozenset((".pem", ".key", ".crt", ".cer", ".p8", ".json"))
 _BUNDLE_BYTES = 64 * 1024
 _BEGINNING_BYTES = 128
+
+CREDENTIAL_VARIABLE = r"(?i)(_TOKEN|_KEY|_SECRET)$|PASSWORD"
+"""Names of variables that usually hold a credential, as a pattern of RE2 as well."""
+_CREDENTIAL_VARIABLE = re.compile(CREDENTIAL_VARIABLE)
+
+
+def named_like_a_credential(variable: str) -> bool:
+    """Whether a variable's name is one of those that usually hold a credential."""
+    return _CREDENTIAL_VARIABLE.search(variable) is not None
 
 
 def named_like_credentials(path: PurePath) -> bool:

@@ -11,6 +11,9 @@ CREDENTIALS_WORDS = (
     "the URL without user, password and query; give git what it asks for with spec.secrets, for instance as "
     "GIT_CONFIG_VALUE_0"
 )
+CREDENTIAL_WORDS = (
+    "spec.secrets with this name, whose values are never stored; spec.allowPlain: true if it is no secret"
+)
 NAME_WORDS = "lower-case letters, digits and '-', beginning and ending with a letter or digit, at most 63 characters"
 DURATION_WORDS = "a text with units ms, s, m, h, d or w, such as 30s, 1h30m or 7d"
 CPU_WORDS = 'cores as a whole number, or a text such as "500m" (thousandths) or "1.5"'
@@ -19,8 +22,8 @@ PATH_WORDS = "a relative path without '..'"
 ENV_WORDS = "letters, digits and '_', not beginning with a digit"
 ARTIFACT_WORDS = "an artifact: name, name@alias, name@3 or a version's id"
 SPEC_KEYS = (
-    "queue, priority, runtime, command, code, image, python, nodes, workersPerNode, resources, env, secrets, inputs, "
-    "checkpoints, outputs, retries, deadline, hangTimeout, gracePeriod, ttl, kubernetes"
+    "queue, priority, runtime, command, code, image, python, nodes, workersPerNode, resources, allowPlain, env, "
+    "secrets, inputs, checkpoints, outputs, retries, deadline, hangTimeout, gracePeriod, ttl, kubernetes"
 )
 VOLUME = "kubernetes: {volumes: [{name: d, mountPath: /data"
 VOLUME_SOURCES = "persistentVolumeClaim, configMap, secret, hostPath, emptyDir"
@@ -133,6 +136,12 @@ CASES = [
          "variables that begin with TRAINYARD_ are set by the yard", "another name"),
     Case("a variable of torchrun", 'command: [a]\nruntime: torchrun\nenv: {RANK: "0"}', 7, "spec.env.RANK", "0",
          "set for each worker by the runtime torchrun", "another name"),
+    Case("a variable that is a credential", "command: [a]\nenv: {API_KEY: hunter2}", 6, "spec.env.API_KEY", "",
+         "is named like a credential, which everyone who sees the job could read", CREDENTIAL_WORDS),
+    Case("a credential that is a number", "command: [a]\nenv: {WANDB_API_KEY: 1234}", 6, "spec.env.WANDB_API_KEY", "",
+         "is a number", "a text"),
+    Case("a list of variables", "command: [a]\nenv: [{db_password: hunter2}]", 6, "spec.env",
+         '[{"db_password": "..."}]', "is a list", "a mapping of texts"),
     Case("a reference that is a path", "command: [a]\ncode: {artifact: ../x}", 6, "spec.code.artifact", "../x",
          "not of the right form", ARTIFACT_WORDS, "x"),
     Case("a repository that is an option", "command: [a]\ncode: {git: {url: --upload-pack=x, ref: main}}", 6,

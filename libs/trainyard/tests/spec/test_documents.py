@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -160,3 +161,17 @@ def test_a_problem_says_where_what_and_what_instead() -> None:
     assert str(problem) == "job.yaml:3: spec.nodes: too small; allowed: 1 to 5; did you mean 1?"
     assert str(Problem(message="the document is empty")) == "the document is empty"
     assert "1 problem:" in str(SpecError([problem]))
+
+
+def test_variables_named_like_credentials_are_taken_where_they_are_said_to_be_plain() -> None:
+    job = load(SMALLEST.replace("[a]", "[a], allowPlain: true, env: {SORT_KEY: x, MONKEY: y}"))
+    assert dict(job.spec.env) == {"SORT_KEY": "x", "MONKEY": "y"}
+    assert TrainingJob.from_json(job.to_json()) == job
+
+
+def test_a_job_that_an_earlier_version_took_is_read_as_it_is() -> None:
+    code = {"git": {"url": "https://user:secret@host.example/code.git", "ref": "main"}}
+    old = {"metadata": {"name": "a"}, "spec": {"command": ["a"], "env": {"API_TOKEN": "x"}, "code": code}}
+    assert TrainingJob.from_json(json.dumps(old), stored=True).spec.env["API_TOKEN"] == "x"
+    with pytest.raises(ValidationError):
+        TrainingJob.from_json(json.dumps(old))

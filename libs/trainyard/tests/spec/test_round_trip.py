@@ -5,6 +5,7 @@ from __future__ import annotations
 import jsonschema
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainyard.credentials import named_like_a_credential
 from trainyard.spec import (
     Best,
     Checkpoints,
@@ -43,7 +44,7 @@ TRAPS = st.sampled_from(
      " a ", "\u2028", "\x85", "\ufeff", "\x7f", "😀", "<<", "=", "5s", "2Gi", "--epochs", "-1", ".5", "1."]
 )  # fmt: skip
 NAMES = st.from_regex(r"\A[a-z0-9]([a-z0-9-]{0,20}[a-z0-9])?\Z")
-VARIABLES = st.from_regex(r"\A[A-SU-Z_a-z][A-Za-z0-9_]{0,12}\Z")
+VARIABLES = st.from_regex(r"\A[A-SU-Z_a-z][A-Za-z0-9_]{0,12}\Z").filter(lambda name: not named_like_a_credential(name))
 ARTIFACTS = st.from_regex(r"\A[a-z0-9][a-z0-9._-]{0,12}\Z")
 SELECTORS = st.from_regex(r"\A([a-z][a-z0-9._-]{0,12}|[0-9]{1,3})\Z")
 REFERENCES = st.one_of(ARTIFACTS, st.tuples(ARTIFACTS, SELECTORS).map("@".join))

@@ -44,7 +44,7 @@ class Planner:
         """
         from trainyard.spec import TrainingJob, quantities
 
-        job = TrainingJob.from_json(assignment.spec)
+        job = TrainingJob.from_json(assignment.spec, stored=True)
         cpu, memory, gpu = job.per_worker()
         facts = Facts(
             workspace=assignment.workspace or "default",

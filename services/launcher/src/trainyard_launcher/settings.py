@@ -72,6 +72,9 @@ class Settings(ClusterSettings):
     machine: str = Field(default_factory=socket.gethostname)
     """Its name; default: the host's."""
 
+    inherit_environment: str = ""
+    """Names and globs of variables, separated by commas, that jobs on this machine inherit from the launcher's
+    environment beside those that programs need to run, which `docs/guides/security.md` lists."""
     enforce_limits: bool = True
     """CPU and memory limits through cgroups, where they are writable."""
     agent_cpu: float = Field(default=0.5, ge=0)

@@ -229,4 +229,4 @@ def _workspace(name: str) -> str:
 
 def _resolve_as_yaml(text: str, filename: str, max_bytes: int) -> tuple[Resolved, str]:
     resolved = resolve_for_plan(text, filename, max_bytes)
-    return resolved, TrainingJob.from_json(resolved.spec).to_yaml()
+    return resolved, TrainingJob.from_json(resolved.spec, stored=True).to_yaml()

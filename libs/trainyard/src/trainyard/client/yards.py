@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -10,9 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainyard import errors, home
+from trainyard import errors, home, inherited
+from trainyard.client.permissions import make_private
+
+logger = logging.getLogger(__name__)
 
 LOG_FILE = "yard.log"
+WITHHELD_FILE = "withheld-variables"
 
 
 @dataclass(slots=True)
@@ -56,16 +61,9 @@ def start(folder: Path, arguments: Sequence[str] = ()) -> StartingYard:
         arguments: options of `python -m trainyard_embedded`.
 
     Raises:
-        InvalidArgument: the folder cannot be made.
+        InvalidArgument: as of `prepare`.
     """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise errors.InvalidArgument(
-            f"{folder} cannot be a yard's home: {error.strerror}",
-            reason="InvalidHome",
-            hint="set TRAINYARD_HOME to a folder that you may write to",
-        ) from error
+    prepare(folder)
     ready, said = os.pipe()
     with (folder / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(
@@ -79,6 +77,41 @@ def start(folder: Path, arguments: Sequence[str] = ()) -> StartingYard:
         )
     os.close(said)
     return StartingYard(process, ready, folder)
+
+
+def prepare(folder: Path) -> None:
+    """Makes a folder the home of a yard, its owner's alone, and says which variables its jobs will not see.
+
+    Raises:
+        InvalidArgument: the folder cannot be made, or is no place for a yard.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.InvalidArgument(
+            f"{folder} cannot be a yard's home: {error.strerror}",
+            reason="InvalidHome",
+            hint="set TRAINYARD_HOME to a folder that you may write to",
+        ) from error
+    make_private(folder)
+    _tell_what_is_withheld(folder)
+
+
+def _tell_what_is_withheld(folder: Path) -> None:
+    """Once for each variable: the names that were told are kept in the home."""
+    declared = inherited.patterns(os.environ.get(inherited.VARIABLE, ""))
+    file = folder / WITHHELD_FILE
+    told = set(file.read_text().split()) if file.exists() else set()
+    new = [name for name in inherited.withheld_credentials(os.environ, declared) if name not in told]
+    if new:
+        logger.warning(
+            "not passed to jobs: %s. Jobs do not inherit what looks like credentials: give it to a job with "
+            "spec.secrets, or to all with %s=%s",
+            ", ".join(new),
+            inherited.VARIABLE,
+            ",".join(new),
+        )
+        file.write_text("".join(f"{name}\n" for name in sorted(told.union(new))))
 
 
 def command(folder: Path, arguments: Sequence[str] = ()) -> list[str]:

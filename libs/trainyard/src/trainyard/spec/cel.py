@@ -10,8 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
+from trainyard.credentials import CREDENTIAL_VARIABLE
 from trainyard.spec import quantities
-from trainyard.spec.fields import CREDENTIALS_IN_URL, CREDENTIALS_WORDS, MOUNT, RELATIVE, RESERVED_MOUNTS
+from trainyard.spec.fields import (
+    CREDENTIAL_REMEDY,
+    CREDENTIALS_IN_URL,
+    CREDENTIALS_WORDS,
+    MOUNT,
+    RELATIVE,
+    RESERVED_MOUNTS,
+)
 from trainyard.spec.model import TORCHRUN_VARIABLES
 
 Schema = dict[str, Any]
@@ -78,6 +86,13 @@ OF_PATH: Final[dict[str, tuple[Rule, ...]]] = {
             "self.runtime == 'process' || !has(self.env) || "
             f"!{_literal(TORCHRUN_VARIABLES)}.exists(name, name in self.env)",
             "the runtimes torchrun and deepspeed set RANK, WORLD_SIZE, MASTER_ADDR and their like for each worker",
+            "env",
+        ),
+        Rule(
+            "(has(self.allowPlain) && self.allowPlain) || !has(self.env) || "
+            f"!self.env.exists(name, name.matches('{CREDENTIAL_VARIABLE}'))",
+            f"a variable is named like a credential, which everyone who sees the job could read; allowed: "
+            f"{CREDENTIAL_REMEDY}",
             "env",
         ),
         Rule(

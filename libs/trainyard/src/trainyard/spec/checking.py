@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from trainyard.credentials import named_like_a_credential
 from trainyard.source import redacted
 from trainyard.spec.explain import MISSING, TOO_FEW, UNKNOWN, Finding, describe, explain, kind_of
 from trainyard.spec.model import API_VERSION, KIND, TrainingJob
@@ -89,20 +90,21 @@ class Checker:
     def _add(self, finding: Finding, line: int = 0) -> None:
         path, message, allowed, suggestion = finding
         self._at.add(path)
+        public = not (path and named_like_a_credential(str(path[-1])))
         self.problems.append(
             Problem(
                 file=self._file,
                 line=line or self._tree.line_of(path),
                 field=field_path(path),
-                value=self._shown(path),
+                value=self._shown(path) if public else "",
                 message=message,
                 allowed=allowed,
-                suggestion=suggestion,
+                suggestion=suggestion if public else "",
             )
         )
 
     def _shown(self, path: Path) -> str:
-        """The offending value as the document writes it, shortened, and without credentials in URLs."""
+        """The offending value as the document writes it, shortened, and without what looks like credentials."""
         if path in self._tree.spelling:
             return self._tree.spelling[path]
         value = self._tree.data
@@ -111,8 +113,14 @@ class Checker:
                 value = value[part]
             except (KeyError, IndexError, TypeError):
                 return ""
-        text = redacted(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        text = redacted(value if isinstance(value, str) else json.dumps(_masked(value), ensure_ascii=False))
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: "..." if named_like_a_credential(str(key)) else _masked(item) for key, item in value.items()}
+    return [_masked(item) for item in value] if isinstance(value, list) else value
 
 
 def _without_consequences(found: list[Finding]) -> list[Finding]:

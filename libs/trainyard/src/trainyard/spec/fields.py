@@ -11,7 +11,7 @@ from posixpath import normpath
 from types import MappingProxyType
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, ValidationInfo, WithJsonSchema
 
 from trainyard.spec import quantities
 from trainyard.spec.checks import refuse
@@ -51,9 +51,19 @@ CREDENTIALS_WORDS = (
     "the URL without user, password and query; give git what it asks for with spec.secrets, for instance as "
     "GIT_CONFIG_VALUE_0"
 )
+CREDENTIAL_REMEDY = (
+    "spec.secrets with this name, whose values are never stored; spec.allowPlain: true if it is no secret"
+)
 
 
-def _check_url(url: str) -> str:
+def is_stored(info: ValidationInfo) -> bool:
+    """Whether the document was accepted before: rules that came later do not hold for it."""
+    return bool((info.context or {}).get("stored"))
+
+
+def _check_url(url: str, info: ValidationInfo) -> str:
+    if is_stored(info):
+        return url
     if re.search(CREDENTIALS_IN_URL, url):
         refuse("has credentials, which everyone who sees the job could read", allowed=CREDENTIALS_WORDS)
     return url

@@ -13,11 +13,13 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from trainyard.credentials import named_like_a_credential
 from trainyard.spec import quantities
 from trainyard.spec.amounts import Backoff, Cpu, Duration, Grace, Memory
 from trainyard.spec.checks import exactly_one, one_required, refuse, refuse_all, unique
 from trainyard.spec.cluster import Kubernetes
 from trainyard.spec.fields import (
+    CREDENTIAL_REMEDY,
     ArtifactName,
     ArtifactReference,
     Env,
@@ -34,6 +36,7 @@ from trainyard.spec.fields import (
     StepPattern,
     Undashed,
     Variable,
+    is_stored,
 )
 from trainyard.spec.part import Part
 
@@ -271,8 +274,15 @@ class Spec(Part):
         default=1, description="Worker processes on each node.", examples=[2]
     )
     resources: Resources = Field(default=Resources(), description="What each worker needs.")
+    allow_plain: bool = Field(
+        default=False,
+        description="Takes variables in `env` whose names end in `_TOKEN`, `_KEY` or `_SECRET` or contain `PASSWORD`: "
+        "everyone who sees the job can read them.",
+    )
     env: Env = Field(
-        default_factory=dict, description="Environment variables. Quote numbers.", examples=[{"OMP_NUM_THREADS": "1"}]
+        default_factory=dict,
+        description="Environment variables. Quote numbers. Credentials belong into `secrets`.",
+        examples=[{"OMP_NUM_THREADS": "1"}],
     )
     secrets: Annotated[tuple[Secret, ...], Field(max_length=64), unique(lambda secret: secret.name, "name")] = Field(
         default=(),
@@ -325,6 +335,14 @@ class Spec(Part):
             refuse_all([((name,), message, "another name", "") for name in env if name in TORCHRUN_VARIABLES])
         return env
 
+    @field_validator("env")
+    @classmethod
+    def _holds_no_credentials(cls, env: Env, info: ValidationInfo) -> Env:
+        if not info.data.get("allow_plain", True) and not is_stored(info):
+            message = "is named like a credential, which everyone who sees the job could read"
+            refuse_all([((name,), message, CREDENTIAL_REMEDY, "") for name in env if named_like_a_credential(name)])
+        return env
+
     @field_validator("secrets")
     @classmethod
     def _differ_from_env(cls, secrets: tuple[Secret, ...], info: ValidationInfo) -> tuple[Secret, ...]:
@@ -346,13 +364,17 @@ class TrainingJob(Part):
     spec: Spec = Field(description="What to run.")
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> TrainingJob:
+    def from_json(cls, text: str | bytes, *, stored: bool = False) -> TrainingJob:
         """Reads what `to_json` wrote. For text of a user, `load` explains what is wrong.
+
+        Args:
+            stored: the document was accepted before, maybe by an earlier version: what is only refused since then is
+                taken.
 
         Raises:
             pydantic.ValidationError: the text is no valid document.
         """
-        return cls.model_validate_json(text, by_alias=True, by_name=False)
+        return cls.model_validate_json(text, by_alias=True, by_name=False, context={"stored": stored})
 
     def to_json(self) -> str:
         """The resolved document as JSON, every default in."""

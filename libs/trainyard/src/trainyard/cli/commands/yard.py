@@ -58,6 +58,7 @@ def up(
         say(f"a yard is up at {running.endpoint} (process {running.pid}, {folder})")
         return
     if foreground:
+        yards.prepare(folder)
         command = yards.command(folder, arguments)
         os.execv(command[0], command)
     endpoint = yards.start(folder, arguments).wait()

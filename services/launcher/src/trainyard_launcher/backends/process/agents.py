@@ -13,6 +13,7 @@ from enum import Enum, auto
 from pathlib import Path
 
 from servicekit.descriptors import restore_limit
+from trainyard.inherited import inherited
 from trainyard.proc import open_process, process_of, send_signal
 
 from trainyard_launcher.backends.process.folders import NodeFolder
@@ -29,12 +30,19 @@ DELIVERY_TOKEN_VARIABLE = "TRAINYARD_DELIVERY_TOKEN"
 """Takes the token for the delivery of what an agent left to the process that delivers it."""
 
 
-def environment(home: Path, attempt_id: str, node: int, base: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What an agent is started with: this process's environment, marked so that all of an attempt can be found.
+def environment(
+    home: Path, attempt_id: str, node: int, declared: Sequence[str] = (), base: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """What an agent, and with it the workers, is started with: what is inherited, marked so that all of an attempt can
+    be found.
 
     Variables of an attempt this process may itself run in are not handed on.
+
+    Args:
+        declared: which variables of this process are inherited beside those that all programs need.
     """
-    kept = {name: value for name, value in base.items() if not name.startswith(("TRAINYARD_", "TORCHELASTIC_"))}
+    own = inherited(base, declared)
+    kept = {name: value for name, value in own.items() if not name.startswith(("TRAINYARD_", "TORCHELASTIC_"))}
     return kept | {
         "TRAINYARD_HOME": str(home),
         ATTEMPT_VARIABLE: attempt_id,

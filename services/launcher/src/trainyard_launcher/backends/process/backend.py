@@ -25,6 +25,7 @@ import psutil
 from servicekit.ids import now_ns
 from servicekit.ports import free_port
 from trainyard.home import boot_id
+from trainyard.inherited import patterns
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
 from trainyard_launcher.backend import (
@@ -226,7 +227,7 @@ class ProcessBackend:
                 missing.append((index, folder))
         secrets = {SECRETS_VARIABLE: json.dumps(dict(launch.secrets))} if launch.secrets else {}
         return {
-            index: spawn(self._agent, folder, environment(self._home, attempt_id, index) | secrets)
+            index: spawn(self._agent, folder, self._environment(attempt_id, index) | secrets)
             for index, folder in missing
         }
 
@@ -350,7 +351,7 @@ class ProcessBackend:
     async def _salvage(self, attempt_id: str, index: int, token: str = "") -> bool:
         """Delivers what a node left; whether that is done, or will never be."""
         folder = self._folder(attempt_id)
-        result = await salvage(folder.node(index), environment(self._home, attempt_id, index), token)
+        result = await salvage(folder.node(index), self._environment(attempt_id, index), token)
         if result is Salvaged.NOT_NOW:
             return False
         if result is Salvaged.REFUSED:
@@ -415,7 +416,7 @@ class ProcessBackend:
         try:
             cwd, environ = await self._in_thread(surroundings_of, request.worker_pid)
         except OSError:
-            environ = environment(self._home, attempt_id, node) | dict(folder.plan().env)
+            environ = self._environment(attempt_id, node) | dict(folder.plan().env)
             work = folder.path / "work"
             cwd = work if work.is_dir() else folder.path
         return await ProcessShell.open(request, cwd, environ)
@@ -466,6 +467,9 @@ class ProcessBackend:
         self._watches.clear()
         await self._background.close()
         self._threads.shutdown(wait=True)
+
+    def _environment(self, attempt_id: str, node: int) -> dict[str, str]:
+        return environment(self._home, attempt_id, node, patterns(self._settings.inherit_environment))
 
     def _folder(self, attempt_id: str) -> AttemptFolder:
         return AttemptFolder(self._attempts / attempt_id)
