@@ -79,3 +79,17 @@ def _table_of(difference):
 def _is_compared(thing, name, kind, reflected, compare_to):
     # Not indexes: SQLite does not tell the condition of one.
     return kind in ("table", "column")
+
+
+def test_versions_of_before_stay_the_newest_of_their_artifacts(engine):
+    migrations, _ = SERVICES["artifacts"]
+    upgrade(engine, migrations, to="0003")
+    values = {"id": "v", "workspace": "w", "name": "n", "number": 1, "kind": "output", "digest": b"", "size": 0}
+    values |= {"files": 0, "created_ns": 7, "job_id": "", "attempt_id": "", "fence": 1}
+    values |= {"labels": "{}", "inputs": "[]", "metrics": "{}"}
+    names = ", ".join(values), ", ".join(f":{name}" for name in values)
+    with engine.begin() as connection:
+        connection.execute(sqlalchemy.text("INSERT INTO artifact_version ({}) VALUES ({})".format(*names)), values)
+    upgrade(engine, migrations)
+    with engine.connect() as connection:
+        assert connection.execute(sqlalchemy.text("SELECT published_ns FROM artifact_version")).scalar() == 7

@@ -80,7 +80,7 @@ async def test_lineage_goes_both_ways_and_survives_deletion(yard, tree):
         await use(job, data)
     made = await upload(job, tree({"a": b"model"}), workspace="default", name="model", kind="output", inputs=[data.id])
     await yard.user().DeleteVersion(pb.DeleteVersionRequest(reference="data"))
-    await yard.user().DeleteVersion(pb.DeleteVersionRequest(reference="model"))
+    await yard.user().DeleteVersion(pb.DeleteVersionRequest(reference="model@1"))
 
     of_data = await lineage(yard, reference=data.id)
     assert [version.id for version in of_data.made] == [made.id]

@@ -40,7 +40,7 @@ from scripts.testbed.ports import free_port
 
 SMALL_AGENT = (sys.executable, str(Path(__file__).with_name("small_agent.py")))
 WAIT_S = PATIENCE_S
-ENDED = scheduler_pb2.ATTEMPT_PHASE_ENDED
+ENDED, PUBLISHING = scheduler_pb2.ATTEMPT_PHASE_ENDED, scheduler_pb2.ATTEMPT_PHASE_PUBLISHING
 Report = scheduler_pb2.ReportAttemptRequest
 
 
@@ -63,6 +63,9 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         self.no_pools = False
         self.ready = False
         self.lists = 0
+        self.published: dict[str, list[str]] = {}  # by attempt, the phases that were reported before
+        self.cancelled_late: set[str] = set()  # just before they were to be published
+        self.stale_late: set[str] = set()
         self.closings: set[tuple[str, str, str, str, int]] = set()
         self.tombstones: list[scheduler_pb2.Tombstone] = []
         self._news = asyncio.Condition()
@@ -81,7 +84,7 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
             self._news.notify_all()
 
     def phases(self, attempt_id: str) -> list[str]:
-        names = {1: "started", 2: "finishing", 3: "ended"}
+        names = {1: "started", 2: "finishing", 3: "ended", 4: "publishing"}
         return [names[each.phase] for each in self.reports if each.attempt_id == attempt_id and each.phase]
 
     def notes(self, reason: str) -> list[Report]:
@@ -144,7 +147,9 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
             self.assignments.pop(request.attempt_id, None)
         await self.tell()
         return scheduler_pb2.ReportAttemptResponse(
-            stale=request.attempt_id in self.stale_reports, stop=request.attempt_id in self.stopping
+            stale=request.attempt_id
+            in self.stale_reports | (self.stale_late if request.phase == PUBLISHING else set()),
+            stop=request.attempt_id in self.stopping | (self.cancelled_late if request.phase == PUBLISHING else set()),
         )
 
     async def ListAssigned(self, request, context):
@@ -205,6 +210,8 @@ class Artifacts(artifacts_pb2_grpc.ArtifactServiceServicer):
         self._scheduler = scheduler
 
     async def CloseAttempt(self, request, context):
+        if request.succeeded:
+            self._scheduler.published[request.attempt_id] = self._scheduler.phases(request.attempt_id)
         await self._scheduler.closed("artifacts", request)
         return metrics_pb2.CloseAttemptResponse()
 

@@ -15,6 +15,7 @@ import pytest
 from launcher_yard import Yard, running_yard, secret
 from trainyard.channel import connect
 from trainyard.home import process_start_time
+from trainyard.spec import Output
 from trainyard_launcher.backends.process import sweep
 from trainyard_launcher.reports import Reporter
 from trainyard_protos.v1 import common_pb2, launcher_pb2, launcher_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
@@ -45,6 +46,35 @@ async def test_an_attempt_runs_and_is_reported_phase_by_phase(yard: Yard) -> Non
     assert (ended.exit.reason, ended.exit.exit_code, ended.exit.acknowledged) == ("Completed", 0, True)
     assert yard.scheduler.phases(attempt)[-1] == "ended"
     assert not sweep.find(sweep.Target(attempt))
+
+
+async def test_outputs_are_published_before_the_end_of_their_attempt_can_be_seen(yard: Yard) -> None:
+    outputs = {"outputs": (Output(path="made", artifact="model"),)}
+    made = yard.assign(["true"], **outputs, nodes=2)
+    failed = yard.assign(python("raise SystemExit(3)"), **outputs)
+    cancelled, stale = (yard.assign(["true"], **outputs) for _ in range(2))
+    nothing = yard.assign(["true"])
+    yard.scheduler.cancelled_late.add(cancelled)
+    yard.scheduler.stale_late.add(stale)
+    for attempt in (made, failed, cancelled, stale, nothing):
+        yard.send_launch(attempt)
+        await yard.scheduler.ended(attempt)
+    [(published, before)] = yard.scheduler.published.items()
+    assert (published, before[-1]) == (made, "publishing")
+    assert yard.scheduler.phases(made)[-2:] == ["publishing", "ended"]
+    assert "publishing" not in yard.scheduler.phases(failed) + yard.scheduler.phases(nothing)
+
+
+async def test_an_end_waits_until_the_outputs_can_be_published(yard: Yard) -> None:
+    made = yard.assign(["true"], outputs=(Output(path="made", artifact="model"),))
+    yard.store_gate.closed = True
+    yard.send_launch(made)
+    await yard.scheduler.until(lambda: "publishing" in yard.scheduler.phases(made))
+    await yard.restart()  # another one finds the attempt and goes on with it
+    assert "ended" not in yard.scheduler.phases(made)
+    yard.store_gate.closed = False
+    await yard.scheduler.ended(made)
+    assert "ended" not in yard.scheduler.published[made]
 
 
 async def test_what_only_a_cluster_uses_is_told_once(yard: Yard) -> None:

@@ -170,6 +170,7 @@ async def test_cancel_of_a_claimed_attempt_stops_it_and_the_job_is_cancelled_wha
     assert stopping.state == s.JOB_STATE_STOPPING
     assert (await yard.claim(job)).assignment.stopping
     assert (await yard.report(job, s.ATTEMPT_PHASE_STARTED)).stop
+    assert (await yard.report(job, s.ATTEMPT_PHASE_PUBLISHING, COMPLETED)).stop
     assigned = await yard.launchers.ListAssigned(s.ListAssignedRequest(pool="local", launcher_id=LAUNCHER))
     assert [(a.attempt_id, a.stopping) for a in assigned.attempts] == [(job.attempt_id, True)]
     await yard.report(job, s.ATTEMPT_PHASE_ENDED, COMPLETED)

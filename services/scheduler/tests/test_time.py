@@ -78,6 +78,27 @@ async def test_outputs_that_are_not_stored_in_time_fail_the_attempt(yard: Yard, 
     assert (stop["task"], stop["fence"]) == ("trainyard.stop", 1)
 
 
+async def test_a_success_whose_outputs_are_being_published_can_be_neither_cancelled_nor_given_up(
+    yard: Yard, clock: Clock
+) -> None:
+    given_up, job, sudden = [await yard.started((await yard.submit()).id) for _ in range(3)]
+    for each in (given_up, job):
+        await yard.report(each, s.ATTEMPT_PHASE_FINISHING, COMPLETED)
+    for each in (job, job, sudden):  # what is said twice changes nothing
+        answer = await yard.report(each, s.ATTEMPT_PHASE_PUBLISHING, COMPLETED)
+        assert (answer.stale, answer.stop) == (False, False)
+    yard.move(clock, 90)
+    await yard.until(given_up.id, "Failed")
+    for each in (job, sudden):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await yard.users.CancelJob(s.CancelJobRequest(id=each.id))
+        assert reason_of(refused.value) == "AlreadyEnded"
+        assert (await yard.job(each.id)).state == s.JOB_STATE_FINALIZING
+        assert [event.type for event in await yard.events(each.id)].count("Finalizing") == 1
+        await yard.report(each, s.ATTEMPT_PHASE_ENDED, COMPLETED)
+        assert (await yard.job(each.id)).state == s.JOB_STATE_SUCCEEDED
+
+
 async def test_an_attempt_nobody_claims_is_announced_again(yard: Yard, clock: Clock) -> None:
     job = await yard.admitted((await yard.submit()).id)
     first = await yard.message("pool.local.start", "attempt_id", job.attempt_id)

@@ -316,7 +316,7 @@ async def test_outputs_are_stored_when_the_workers_succeeded(attempt, yard, tmp_
     run = attempt(["sh", "-c", script], outputs=[{"path": "exports", "artifact": "model"}])
     assert (await run.run()).acknowledged
     async with yard.artifacts_stub() as stub:
-        version = await download(stub, "model@latest", tmp_path / "got", workspace="default")
+        version = await download(stub, "model@1", tmp_path / "got", workspace="default")
     assert (tmp_path / "got" / "model.bin").read_text() == "model\n"
     assert version.producer.attempt_id == run.id
 

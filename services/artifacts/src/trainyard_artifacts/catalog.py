@@ -14,7 +14,7 @@ from trainyard.artifacts import manifest
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
 from trainyard_artifacts import index
-from trainyard_artifacts.domain.names import LATEST, ById, ByNumber, Reference
+from trainyard_artifacts.domain.names import LATEST, ByAlias, ById, ByNumber, Reference
 from trainyard_artifacts.tables import AliasRow, InputRow, ManifestRow, VersionRow
 
 
@@ -39,6 +39,8 @@ def committed(session: Session, workspace: str, key: str, digest: bytes) -> Vers
 
 def add(session: Session, request: pb.CommitRequest, encoded: bytes, digest: bytes) -> VersionRow:
     """Makes a version and moves its aliases. `request` was checked; the caller counts what its chunks are used by.
+
+    "latest" moves as well, to outputs of an attempt only when they are published.
 
     Raises:
         FailedPrecondition: the artifact holds another kind.
@@ -66,13 +68,37 @@ def add(session: Session, request: pb.CommitRequest, encoded: bytes, digest: byt
     session.add(row)
     session.add_all(InputRow(version_id=row.id, input_id=input) for input in set(request.inputs))
     session.add(ManifestRow(version_id=row.id, workspace=row.workspace, content=encoded))
-    aliases = set(request.aliases)
-    if not _arrived_late(session, row):
-        aliases.add(LATEST)
-    for alias in aliases:
+    for alias in request.aliases:
         point(session, row, alias)
+    if not (row.kind == "output" and row.fence):
+        _publish(session, row)
     session.flush()
     return row
+
+
+def publish(session: Session, workspace: str, job_id: str, fence: int) -> list[str]:
+    """Makes the outputs of an attempt the newest versions of their artifacts; returns the names of those."""
+    query = select(VersionRow).where(
+        VersionRow.workspace == workspace,
+        VersionRow.job_id == job_id,
+        VersionRow.fence == fence,
+        col(VersionRow.published_ns).is_(None),
+        col(VersionRow.deleted_ns).is_(None),
+    )
+    rows = session.exec(query.order_by(col(VersionRow.number))).all()
+    for row in rows:
+        _publish(session, row)
+    session.flush()
+    return sorted({row.name for row in rows})
+
+
+def _publish(session: Session, row: VersionRow) -> None:
+    query = living(row.workspace, row.name).where(col(VersionRow.published_ns).is_not(None))
+    newest = session.exec(query.order_by(col(VersionRow.published_ns).desc()).limit(1)).first()
+    row.published_ns = max(now_ns(), (newest.published_ns or 0) + 1 if newest is not None else 0)
+    session.add(row)
+    if not _arrived_late(session, row):
+        point(session, row, LATEST)
 
 
 def same_code(session: Session, request: pb.CommitRequest, digest: bytes) -> VersionRow | None:
@@ -103,7 +129,7 @@ def oldest_first(rows: Sequence[VersionRow]) -> list[VersionRow]:
 
     Checkpoints of one attempt are as old as their step says, since uploads may overtake each other. Attempts, and all
     that no attempt made, follow each other by number. Code, which gets no second version when it is stored again, is as
-    old as the last time.
+    old as the last time, and an output as old as the success of its attempt; without that, it is older than all others.
     """
     newest: dict[tuple[str, int], int] = {}
     for row in rows:
@@ -113,6 +139,8 @@ def oldest_first(rows: Sequence[VersionRow]) -> list[VersionRow]:
 
 def _turn(row: VersionRow) -> int:
     """Grows from one version of an artifact to the next; all of them are of one kind."""
+    if row.kind == "output":
+        return row.published_ns or 0
     return row.created_ns if row.kind == "code" else row.number
 
 
@@ -158,9 +186,22 @@ def find(session: Session, workspace: str, reference: Reference, *, deleted: boo
         raise NotFound(
             f"no {described} in workspace '{workspace}'",
             reason="VersionNotFound",
-            hint="'yard artifacts list' shows what there is",
+            hint=_hint(session, workspace, reference),
         )
     return row
+
+
+def _hint(session: Session, workspace: str, reference: Reference) -> str:
+    if isinstance(reference, ByAlias) and reference.alias == LATEST:
+        stored = session.exec(
+            living(workspace, reference.name).order_by(col(VersionRow.number).desc()).limit(1)
+        ).first()
+        if stored is not None:
+            return (
+                f"its versions are outputs of attempts that have not succeeded; name one by its number, "
+                f"'{reference.name}@{stored.number}'"
+            )
+    return "'yard artifacts list' shows what there is"
 
 
 def read_manifest(session: Session, row: VersionRow) -> pb.Manifest:
@@ -201,7 +242,8 @@ def remove(session: Session, row: VersionRow) -> None:
         session.delete(alias)
     session.flush()
     if any(alias.alias == LATEST for alias in aliases):
-        left = session.exec(living(row.workspace, row.name)).all()
+        published = col(VersionRow.published_ns).is_not(None)
+        left = session.exec(living(row.workspace, row.name).where(published)).all()
         if left:
             point(session, oldest_first(left)[-1], LATEST)
 

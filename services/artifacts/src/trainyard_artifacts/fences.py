@@ -7,6 +7,7 @@ checkpoint.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import NamedTuple
 
 from servicekit.auth import Principal
@@ -49,16 +50,29 @@ class Fences:
         key = (principal.workspace, principal.job_id)
         known = self._known.get(key)
         if known is None or known.highest < principal.fence:
-            known = await self._remember(key, highest=principal.fence)
+            known = await self._remember(key, lambda session: _raise(session, *key, principal.fence))
         if principal.fence <= known.closed:
             raise attempt_ended(principal.job_id, principal.fence)
 
-    async def close(self, workspace: str, job_id: str, fence: int) -> None:
-        """The attempt with this fence is over, and so are all before it: they store nothing more."""
-        await self._remember((workspace, job_id), highest=fence, closed=fence)
+    async def close(
+        self, workspace: str, job_id: str, fence: int, before: Callable[[Session], None] | None = None
+    ) -> None:
+        """The attempt with this fence is over, and so are all before it: they store nothing more.
 
-    async def _remember(self, key: tuple[str, str], *, highest: int, closed: int = -1) -> Fence:
-        found = await self._store.write(lambda session: _raise(session, *key, highest, closed))
+        Args:
+            before: what it does last, in the same transaction; not if it is closed already, or a later one is known.
+        """
+
+        def change(session: Session) -> Fence:
+            known = _raise(session, workspace, job_id, fence)
+            if before is not None and known.closed < fence == known.highest:
+                before(session)
+            return _raise(session, workspace, job_id, fence, fence)
+
+        await self._remember((workspace, job_id), change)
+
+    async def _remember(self, key: tuple[str, str], change: Callable[[Session], Fence]) -> Fence:
+        found = await self._store.write(change)
         self._known[key] = found
         if len(self._known) > _REMEMBERED:
             self._known.popitem(last=False)
@@ -78,6 +92,12 @@ def check(session: Session, workspace: str, job_id: str, fence: int) -> None:
         raise stale_fence(job_id, fence, found.highest)
     if fence <= found.closed:
         raise attempt_ended(job_id, fence)
+
+
+def is_open(session: Session, workspace: str, job_id: str, fence: int) -> bool:
+    """Whether the attempt with this fence is not known to be over."""
+    row = session.get(FenceRow, (workspace, job_id))
+    return row is None or row.closed < fence
 
 
 def _raise(session: Session, workspace: str, job_id: str, fence: int, closed: int = -1) -> Fence:

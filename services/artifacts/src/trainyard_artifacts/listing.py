@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from servicekit.paging import page_size
-from sqlalchemy import func
+from sqlalchemy import case, func
 from sqlmodel import Session, col, select
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
@@ -43,9 +43,13 @@ def _within_message(found: list[pb.Version]) -> list[pb.Version]:
 
 
 def artifacts(session: Session, workspace: str, request: pb.ListArtifactsRequest) -> pb.ListArtifactsResponse:
-    """Every artifact that has versions, by name, with its newest one; at most `MAX_PAGE`, the most recently made."""
+    """Every artifact that has versions, by name, with its newest one; at most `MAX_PAGE`, the most recently made.
+
+    Outputs of attempts that have not succeeded are the newest only where there is nothing else.
+    """
+    published = case((col(VersionRow.published_ns).is_not(None), VersionRow.id))
     newest = (
-        select(func.max(VersionRow.id))
+        select(func.coalesce(func.max(published), func.max(VersionRow.id)))
         .where(VersionRow.workspace == workspace, col(VersionRow.deleted_ns).is_(None))
         .group_by(VersionRow.name)
     )

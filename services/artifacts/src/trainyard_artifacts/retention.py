@@ -12,7 +12,7 @@ from servicekit.ids import now_ns
 from sqlmodel import Session, col, select
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
-from trainyard_artifacts import catalog
+from trainyard_artifacts import catalog, fences
 from trainyard_artifacts.domain.names import LATEST, check_name
 from trainyard_artifacts.domain.retention import Candidate, Rule, superfluous
 from trainyard_artifacts.settings import Kind
@@ -85,6 +85,12 @@ def apply(session: Session, workspace: str, name: str, defaults: Defaults) -> in
     return len(gone)
 
 
+def publish(session: Session, workspace: str, job_id: str, fence: int, defaults: Defaults) -> None:
+    """Makes the outputs of an attempt the newest versions of their artifacts, which the rules of these then see."""
+    for name in catalog.publish(session, workspace, job_id, fence):
+        apply(session, workspace, name, defaults)
+
+
 def ruled(session: Session, defaults: Defaults) -> list[tuple[str, str]]:
     """Artifacts with a rule of their own or of their kind: (workspace, name)."""
     ruled = session.exec(select(RetentionRow.workspace, RetentionRow.name)).all()
@@ -132,7 +138,14 @@ def _candidates(session: Session, rows: Sequence[VersionRow]) -> list[Candidate]
             order=order,
             created_ns=row.created_ns,
             metrics=catalog.metrics_of(row),
-            pinned=bool(set(aliases[row.id]) - {LATEST}) or resumable.get(row.job_id) == row.id,
+            pinned=bool(set(aliases[row.id]) - {LATEST})
+            or resumable.get(row.job_id) == row.id
+            or _may_succeed(session, row),
         )
         for order, row in enumerate(by_age)
     ]
+
+
+def _may_succeed(session: Session, row: VersionRow) -> bool:
+    """Whether it is an output whose attempt is not over."""
+    return row.published_ns is None and fences.is_open(session, row.workspace, row.job_id, row.fence)

@@ -159,7 +159,10 @@ class ArtifactServicer(ArtifactServiceServicer):
                 reason="BadAttempt",
                 hint="give the attempt's job and its fence",
             )
-        await self._fences.close(require_workspace(request.workspace), request.job_id, request.fence)
+        attempt = (require_workspace(request.workspace), request.job_id, request.fence)
+        defaults = self._settings.retention
+        publish = (lambda session: retention.publish(session, *attempt, defaults)) if request.succeeded else None
+        await self._fences.close(*attempt, before=publish)
         return metrics_pb2.CloseAttemptResponse()
 
     async def RecordUse(self, request: pb.RecordUseRequest, context: Context) -> pb.RecordUseResponse:

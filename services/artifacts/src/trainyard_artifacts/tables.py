@@ -39,6 +39,8 @@ class VersionRow(SQLModel, table=True):
     inputs: str = "[]"  # JSON list of version ids
     metrics: str = "{}"  # JSON object, with NaN and Infinity as JavaScript writes them
     deleted_ns: int | None = Field(default=None, sa_type=BigInteger)
+    # When it became the newest of its artifact; None for outputs of an attempt that has not succeeded, or not yet.
+    published_ns: int | None = Field(default=None, sa_type=BigInteger)
 
 
 class ManifestRow(SQLModel, table=True):

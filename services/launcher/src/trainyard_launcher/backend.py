@@ -38,6 +38,7 @@ class Facts:
     workers_per_node: int
     grace_s: float
     deadline_ns: int = 0  # 0: none
+    outputs: bool = True  # whether the job declares any; earlier versions did not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class Planner:
             workers_per_node=job.spec.workers_per_node,
             grace_s=quantities.seconds(job.spec.grace_period),
             deadline_ns=assignment.deadline_ns,
+            outputs=bool(job.spec.outputs),
         )
         common = self._common(assignment, facts, job)
         plans = []

@@ -73,7 +73,7 @@ class Reconciler:
             return  # its message is on the way
         if assigned.stopping:
             await self._supervisor.stop(assigned.attempt_id, assigned.fence)
-        elif attempt is None and assigned.state in ("running", "finalizing"):
+        elif attempt is None and assigned.state in ("running", "finalizing", "publishing"):
             self._supervisor.lost(assigned)
         elif not begun:
             # Claimed, but this launcher died before it had started all of it.

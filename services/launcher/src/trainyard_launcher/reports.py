@@ -1,6 +1,6 @@
 """Tells the scheduler what happened, in order per attempt, until it has heard.
 
-One sender per attempt, only while it has something to tell. What waits is bounded: an attempt has three phases, and
+One sender per attempt, only while it has something to tell. What waits is bounded: an attempt has four phases, and
 notes beyond a limit are dropped.
 """
 

@@ -3,6 +3,7 @@
     Celery message -> launch -> claim -> plan -> backend.start -> agents connect (`heard`)
     stop message / failing peer / answer STALE -> stop: command to the agent, or its signal; killed when time is up
     backend: node is gone -> `ended` -> all nodes gone -> ENDED is reported -> accepted -> forgotten here
+    a success with outputs: PUBLISHING is reported -> accepted -> the outputs are published -> ENDED is reported
 
 An attempt ends here only through the backend's word that its nodes are gone, so nothing of it runs when ENDED is
 reported.
@@ -20,7 +21,7 @@ from typing import Any
 import grpc
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2, scheduler_pb2_grpc
 
-from trainyard_launcher.attempts import PEER_FAILED, Attempt, Node, Phase
+from trainyard_launcher.attempts import COMPLETED, PEER_FAILED, Attempt, Node, Phase
 from trainyard_launcher.backend import Backend, Facts, JoinRefused, Launch, NodeEnd, StartError
 from trainyard_launcher.background import Background
 from trainyard_launcher.closing import Closing
@@ -38,6 +39,7 @@ _PHASES = {
     Phase.FINISHING: scheduler_pb2.ATTEMPT_PHASE_FINISHING,
     Phase.ENDED: scheduler_pb2.ATTEMPT_PHASE_ENDED,
 }
+_PUBLISHING = scheduler_pb2.ATTEMPT_PHASE_PUBLISHING
 _ENDED = scheduler_pb2.ATTEMPT_PHASE_ENDED
 _SILENT_LOOKS = 20  # within the time that counts as silence
 Command = launcher_pb2.AgentCommand
@@ -262,6 +264,8 @@ class Supervisor:
         facts = attempt.facts
         for phase in attempt.due():
             exit = attempt.verdict() if phase >= Phase.FINISHING else None
+            if phase is Phase.ENDED and exit is not None and _succeeded(exit) and facts.outputs:
+                self._reporter.phase(facts.attempt_id, facts.fence, _PUBLISHING, exit)
             self._reporter.phase(facts.attempt_id, facts.fence, _PHASES[phase], exit)
         if attempt.over and attempt.timer is not None:
             attempt.timer.cancel()
@@ -324,6 +328,9 @@ class Supervisor:
             return
         if report.phase == _ENDED:
             self._settle(attempt)
+        elif report.phase == _PUBLISHING:
+            if not answer.stale and not answer.stop:
+                await self._closing.publish(attempt.facts)  # before the end is reported, and so seen
         elif answer.stale:
             self.disown(attempt)
         elif answer.stop:
@@ -398,6 +405,11 @@ class Supervisor:
 def stop_command(attempt: Attempt) -> Command:
     """What an agent is told when its attempt is to end."""
     return Command(stop=Command.Stop(grace_s=attempt.facts.grace_s, reason=attempt.stop_reason))
+
+
+def _succeeded(exit: common_pb2.Exit) -> bool:
+    """Whether an attempt that nobody has stopped succeeded with this exit."""
+    return exit.reason == COMPLETED and exit.acknowledged
 
 
 def _with_memory(exit: common_pb2.Exit, out_of_memory: bool) -> common_pb2.Exit:

@@ -317,7 +317,7 @@ class CommitRequest(_message.Message):
     def manifest(self) -> Global___Manifest: ...
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """"latest" is always moved"""
+        """"latest" is always moved, to outputs of an attempt when it is closed as succeeded"""
 
     @_builtins.property
     def producer(self) -> Global___Producer: ...

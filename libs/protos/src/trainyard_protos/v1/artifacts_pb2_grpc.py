@@ -206,7 +206,8 @@ class ArtifactServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CloseAttempt(self, request, context):
-        """The end of an attempt: from now on its token does nothing here. May be repeated.
+        """The end of an attempt: from now on its token does nothing here. With `succeeded`, "latest" moves to its outputs, unless
+        a later attempt of the job is known or this one was closed without. May be repeated.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

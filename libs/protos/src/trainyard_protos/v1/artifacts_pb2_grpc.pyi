@@ -58,7 +58,9 @@ class ArtifactServiceStub:
     ReadFile: _grpc.UnaryStreamMultiCallable[_artifacts_pb2.ReadFileRequest, _artifacts_pb2.ReadFileResponse]
     """Bytes of one file, or of a part of it, verified, without the rest of the version."""
     CloseAttempt: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.CloseAttemptRequest, _metrics_pb2.CloseAttemptResponse]
-    """The end of an attempt: from now on its token does nothing here. May be repeated."""
+    """The end of an attempt: from now on its token does nothing here. With `succeeded`, "latest" moves to its outputs, unless
+    a later attempt of the job is known or this one was closed without. May be repeated.
+    """
     RecordUse: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.RecordUseRequest, _artifacts_pb2.RecordUseResponse]
     """Notes that a job works with a version. Repeating it is harmless."""
     GetLineage: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.GetLineageRequest, _artifacts_pb2.Lineage]
@@ -92,7 +94,9 @@ class ArtifactServiceAsyncStub(ArtifactServiceStub):
     ReadFile: _aio.UnaryStreamMultiCallable[_artifacts_pb2.ReadFileRequest, _artifacts_pb2.ReadFileResponse]  # type: ignore[assignment]
     """Bytes of one file, or of a part of it, verified, without the rest of the version."""
     CloseAttempt: _aio.UnaryUnaryMultiCallable[_metrics_pb2.CloseAttemptRequest, _metrics_pb2.CloseAttemptResponse]  # type: ignore[assignment]
-    """The end of an attempt: from now on its token does nothing here. May be repeated."""
+    """The end of an attempt: from now on its token does nothing here. With `succeeded`, "latest" moves to its outputs, unless
+    a later attempt of the job is known or this one was closed without. May be repeated.
+    """
     RecordUse: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.RecordUseRequest, _artifacts_pb2.RecordUseResponse]  # type: ignore[assignment]
     """Notes that a job works with a version. Repeating it is harmless."""
     GetLineage: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.GetLineageRequest, _artifacts_pb2.Lineage]  # type: ignore[assignment]
@@ -201,7 +205,9 @@ class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _metrics_pb2.CloseAttemptRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.CloseAttemptResponse, _abc.Awaitable[_metrics_pb2.CloseAttemptResponse]]:
-        """The end of an attempt: from now on its token does nothing here. May be repeated."""
+        """The end of an attempt: from now on its token does nothing here. With `succeeded`, "latest" moves to its outputs, unless
+        a later attempt of the job is known or this one was closed without. May be repeated.
+        """
 
     @_abc_1.abstractmethod
     def RecordUse(

@@ -930,11 +930,14 @@ class CloseAttemptRequest(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     FENCE_FIELD_NUMBER: _builtins.int
     UNDELIVERED_WRITERS_FIELD_NUMBER: _builtins.int
+    SUCCEEDED_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     job_id: _builtins.str
     attempt_id: _builtins.str
     fence: _builtins.int
     """the attempt's; it and all lower ones are closed"""
+    succeeded: _builtins.bool
+    """to artifacts: its outputs become the newest versions"""
     @_builtins.property
     def undelivered_writers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """whose records are still to be delivered to metrics; at most 10,000"""
@@ -947,10 +950,11 @@ class CloseAttemptRequest(_message.Message):
         attempt_id: _builtins.str = ...,
         fence: _builtins.int = ...,
         undelivered_writers: _abc.Iterable[_builtins.str] | None = ...,
+        succeeded: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "fence", b"fence", "job_id", b"job_id", "undelivered_writers", b"undelivered_writers", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "fence", b"fence", "job_id", b"job_id", "succeeded", b"succeeded", "undelivered_writers", b"undelivered_writers", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

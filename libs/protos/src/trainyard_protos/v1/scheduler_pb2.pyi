@@ -62,6 +62,8 @@ class _AttemptPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AttemptP
     """the workers ended; outputs, logs and points are being stored"""
     ATTEMPT_PHASE_ENDED: _AttemptPhase.ValueType  # 3
     """everything is over; `exit` is final"""
+    ATTEMPT_PHASE_PUBLISHING: _AttemptPhase.ValueType  # 4
+    """between the two: it succeeded, and its outputs become the newest versions unless the answer is stale or stop"""
 
 class AttemptPhase(_AttemptPhase, metaclass=_AttemptPhaseEnumTypeWrapper): ...
 
@@ -72,6 +74,8 @@ ATTEMPT_PHASE_FINISHING: AttemptPhase.ValueType  # 2
 """the workers ended; outputs, logs and points are being stored"""
 ATTEMPT_PHASE_ENDED: AttemptPhase.ValueType  # 3
 """everything is over; `exit` is final"""
+ATTEMPT_PHASE_PUBLISHING: AttemptPhase.ValueType  # 4
+"""between the two: it succeeded, and its outputs become the newest versions unless the answer is stale or stop"""
 Global___AttemptPhase: _TypeAlias = AttemptPhase  # noqa: Y015
 
 @_typing.final
@@ -500,7 +504,7 @@ class Attempt(_message.Message):
     number: _builtins.int
     """the fence"""
     state: _builtins.str
-    """created | claimed | running | stopping | finalizing | ended"""
+    """created | claimed | running | stopping | finalizing | publishing | ended"""
     pool: _builtins.str
     created_ns: _builtins.int
     started_ns: _builtins.int
@@ -1223,7 +1227,7 @@ class ReportAttemptRequest(_message.Message):
     time_ns: _builtins.int
     @_builtins.property
     def exit(self) -> _common_pb2.Exit:
-        """with FINISHING and ENDED"""
+        """with FINISHING, PUBLISHING and ENDED"""
 
     def __init__(
         self,

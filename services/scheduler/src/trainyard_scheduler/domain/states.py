@@ -58,4 +58,5 @@ class AttemptState(StrEnum):
     RUNNING = "running"
     STOPPING = "stopping"
     FINALIZING = "finalizing"
+    PUBLISHING = "publishing"  # it succeeded, and only its launcher's report of the end is missing
     ENDED = "ended"

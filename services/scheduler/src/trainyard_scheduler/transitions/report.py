@@ -18,6 +18,7 @@ from trainyard_scheduler.transitions.steps import NS_PER_S, move
 
 STARTED = scheduler_pb2.ATTEMPT_PHASE_STARTED
 FINISHING = scheduler_pb2.ATTEMPT_PHASE_FINISHING
+PUBLISHING = scheduler_pb2.ATTEMPT_PHASE_PUBLISHING
 ENDED = scheduler_pb2.ATTEMPT_PHASE_ENDED
 _NOTE_MAX = 4096
 
@@ -46,6 +47,8 @@ def report(tx: Transaction, request: scheduler_pb2.ReportAttemptRequest, finaliz
         _started(tx, job, attempt, actor, when_ns)
     elif request.phase == FINISHING:
         _finishing(tx, job, attempt, actor, request.exit, finalize_timeout_s)
+    elif request.phase == PUBLISHING:
+        _publishing(tx, job, attempt, actor, request.exit)
     elif request.phase == ENDED:
         finish(tx, job, attempt, request.exit, actor, when_ns)
         return Answer(stale=False)
@@ -78,3 +81,18 @@ def _finishing(
     move(tx, job, JobState.FINALIZING)
     tx.changed(job, attempt)
     tx.event(job, EventType.FINALIZING, actor, exit.reason, exit.message)
+
+
+def _publishing(tx: Transaction, job: Job, attempt: Attempt, actor: str, exit: common_pb2.Exit) -> None:
+    """The attempt has succeeded: from now on neither a user nor time can change that, so that its launcher may make its
+    outputs the newest versions before anybody sees the job's success."""
+    if attempt.state not in (AttemptState.CLAIMED, AttemptState.RUNNING, AttemptState.FINALIZING):
+        return
+    if attempt.state != AttemptState.FINALIZING:
+        move(tx, job, JobState.FINALIZING)
+        tx.event(job, EventType.FINALIZING, actor, exit.reason, exit.message)
+    attempt.state = AttemptState.PUBLISHING
+    attempt.exit = exit.SerializeToString()
+    attempt_id = attempt.id
+    tx.after_commit(lambda index: index.timers.cancel(TimerKind.FINALIZE, attempt_id))
+    tx.changed(job, attempt)

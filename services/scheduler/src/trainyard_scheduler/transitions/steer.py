@@ -16,7 +16,7 @@ def cancel(tx: Transaction, job_id: str, message: str) -> Job:
 
     Raises:
         NotFound: it was removed meanwhile.
-        FailedPrecondition: it has succeeded or failed.
+        FailedPrecondition: it has succeeded or failed, or is publishing what it made.
     """
     job = _existing(tx, job_id)
     message = message or "cancelled by the user"
@@ -27,6 +27,10 @@ def cancel(tx: Transaction, job_id: str, message: str) -> Job:
             f"job '{job.name}' ({job.id}) has ended already: {JobState(job.state).name.lower()}", reason="AlreadyEnded"
         )
     attempt = tx.attempt(job.attempt_id) if job.state != JobState.QUEUED else None
+    if attempt is not None and attempt.state == AttemptState.PUBLISHING:
+        raise FailedPrecondition(
+            f"job '{job.name}' ({job.id}) has succeeded already: its outputs are being published", reason="AlreadyEnded"
+        )
     if attempt is not None and attempt.state != AttemptState.CREATED:
         if attempt.stop_reason != StopReason.CANCELLED:
             ask_to_stop(tx, job, attempt, StopReason.CANCELLED, USER, message)
