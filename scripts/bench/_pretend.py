@@ -21,6 +21,7 @@ from trainyard_embedded.memory import calm_collector
 from trainyard_embedded.settings import YardSettings
 from trainyard_launcher.backend import (
     Claim,
+    Facts,
     Found,
     Joined,
     JoinRefused,
@@ -83,6 +84,9 @@ class PretendBackend:
 
     async def settle(self, attempt_id: str) -> None:
         pass
+
+    async def held(self) -> Sequence[Facts]:
+        return ()
 
     async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:
         return frozenset(attempt_ids)

@@ -68,6 +68,7 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         self.stale_late: set[str] = set()
         self.closings: set[tuple[str, str, str, str, int]] = set()
         self.tombstones: list[scheduler_pb2.Tombstone] = []
+        self.holdings: list[scheduler_pb2.ReportHoldingsRequest.Holding] = []
         self._news = asyncio.Condition()
 
     async def until(self, happened: Callable[[], bool]) -> None:
@@ -180,6 +181,12 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         self.tombstones = [each for each in self.tombstones if each not in request.tombstones]
         await self.tell()
         return scheduler_pb2.ConfirmTombstonesResponse()
+
+    async def ReportHoldings(self, request, context):
+        await self._answer()
+        self.holdings += request.holdings
+        await self.tell()
+        return scheduler_pb2.ReportHoldingsResponse()
 
     async def GetJob(self, request, context):
         return scheduler_pb2.Job(id=request.id, state=self.job_state)
@@ -323,6 +330,7 @@ class Yard:
             fence=fence,
             pool=self.settings.pool,
             spec=job.to_json(),
+            database_id="database-1",
         )
         return attempt_id
 

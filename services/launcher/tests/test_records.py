@@ -13,6 +13,7 @@ import grpc
 import pytest
 from launcher_yard import WAIT_S, Yard, running_yard
 from servicekit.errors import reason_of
+from servicekit.ids import new_id
 from trainyard.channel import connect
 from trainyard_launcher.backends.process.agents import AGENT
 from trainyard_protos.v1 import artifacts_pb2, artifacts_pb2_grpc, metrics_pb2, metrics_pb2_grpc, scheduler_pb2
@@ -147,6 +148,28 @@ async def test_runs_are_removed_when_metrics_is_back_also_by_the_next_launcher(y
     await yard.open()
     await yard.removed()
     assert await runs(yard) == []
+
+
+async def test_the_scheduler_is_told_of_which_jobs_there_are_folders_and_runs(yard: Yard) -> None:
+    """And of no run that a user opened. Metrics is away at first."""
+    yard.gate.closed = False
+    attempt = yard.assign(["true"])
+    job = yard.job_of(attempt)
+    await ended(yard, attempt)
+    await closed(yard, attempt)
+    run = metrics_pb2.Run(id=new_id(), job_id=new_id(), fence=1)
+    await metrics_pb2_grpc.MetricsServiceStub(yard.channel).OpenRun(metrics_pb2.OpenRunRequest(run=run))
+    await yard.close()
+    yard.scheduler.holdings.clear()
+    yard.gate.closed = True
+    await yard.open()
+    folder = scheduler_pb2.Tombstone(workspace="default", job_id=job, pool=yard.settings.pool, attempt_ids=[attempt])
+    await yard.scheduler.until(lambda: bool(yard.scheduler.holdings))
+    yard.gate.closed = False
+    runs = scheduler_pb2.Tombstone(workspace="default", job_id=job)
+    await yard.scheduler.until(lambda: runs in [each.place for each in yard.scheduler.holdings])
+    assert {each.database_id for each in yard.scheduler.holdings} == {"database-1"}
+    assert all(each.place in (folder, runs) for each in yard.scheduler.holdings)
 
 
 async def runs(yard: Yard) -> list[str]:

@@ -59,8 +59,9 @@ class Ingestor:
         self._channels.append(channel)
         return MetricsAdminServiceStub(channel)
 
-    def attempt(self, number, *, job="job", fence=1, delivery=False):
-        token, _ = self.tokens.mint("default", job, run_id(number), fence, 60, delivery=delivery)
+    def attempt(self, number, *, job="job", fence=1, delivery=False, database=""):
+        facts = ("default", job, run_id(number), fence)
+        token, _ = self.tokens.mint(*facts, 60, delivery=delivery, database_id=database)
         return self._stub(token)
 
     def _stub(self, token):

@@ -135,3 +135,23 @@ async def test_nothing_of_a_removed_job_is_taken_any_more(ingestor):
     ):
         assert reason_of(await refused(call)) == reason
     assert not (await ingestor.user().ListRuns(pb.ListRunsRequest(job_id="job"))).runs
+
+
+async def test_jobs_are_listed_with_the_database_that_their_tokens_name(each_ingestor):
+    """One by one; not in the list are jobs whose token names none, runs of users and runs of plain processes."""
+    await open_run(each_ingestor.attempt(1, job="a", database="d1"), 1, job="a")
+    await open_run(each_ingestor.attempt(2, job="a", fence=2, database="d1"), 2, job="a", fence=2)
+    await open_run(each_ingestor.attempt(3, job="b", database="d2"), 3, job="b")
+    await open_run(each_ingestor.attempt(4, job="c"), 4, job="c")
+    user = each_ingestor.user()
+    await open_run(user, 5, job="d")
+    await open_run(user, 6, job="", fence=0)
+    found, request = [], pb.ListJobsWithRunsRequest(page_size=1)
+    while True:
+        page = await user.ListJobsWithRuns(request)
+        found += [(job.workspace, job.id, job.database_id) for job in page.jobs]
+        if not page.next_page_token:
+            break
+        request.page_token = page.next_page_token
+    assert found == [("default", "a", "d1"), ("default", "b", "d2")]
+    assert reason_of(await refused(each_ingestor.attempt(1).ListJobsWithRuns(request))) == "UserOnly"

@@ -8,8 +8,10 @@ import pytest
 from servicekit.errors import reason_of
 from trainyard_protos.v1 import scheduler_pb2 as s
 
-from services.scheduler.tests.conftest import OpenYard
+from services.scheduler.tests.conftest import OpenYard, open_yard
 from services.scheduler.tests.yard import COMPLETED, Clock, Yard, document
+
+Holding = s.ReportHoldingsRequest.Holding
 
 
 @pytest.fixture
@@ -69,6 +71,57 @@ async def test_tombstones_are_listed_page_by_page(yard: Yard, clock: Clock, monk
     monkeypatch.setattr("trainyard_scheduler.queries._TOMBSTONES_PAGE", 1)
     jobs = [await expire(yard, clock) for _ in range(2)]
     assert [each.job_id for each in await yard.tombstones()] == [job.id for job in jobs for _ in range(2)]
+
+
+def holding(job_id: str, database_id: str, pool: str = "", attempts: tuple[str, ...] = ()) -> Holding:
+    place = s.Tombstone(workspace="default", job_id=job_id, pool=pool, attempt_ids=attempts)
+    return Holding(place=place, database_id=database_id)
+
+
+async def report(yard: Yard, *holdings: Holding) -> int:
+    return (await yard.launchers.ReportHoldings(s.ReportHoldingsRequest(holdings=holdings))).unknown
+
+
+async def test_what_is_held_of_unknown_jobs_is_removed_after_a_grace_time(
+    tmp_path: Path, open_scheduler: OpenYard, clock: Clock
+) -> None:
+    async with open_scheduler(tmp_path / "own", clock=clock, orphan_grace_s=3600) as first:
+        await first.register(lease_s=3600)
+        known = await first.admitted((await first.submit()).id)
+        ours = (await first.claim(known)).assignment.database_id
+        runs, folder = holding("lost", ours), holding("lost", ours, "local", ("attempt-1",))
+        assert await report(first, runs, folder, holding(known.id, ours)) == 2
+        assert await first.tombstones() == []
+    async with open_scheduler(tmp_path / "own", clock=clock, orphan_grace_s=3600) as second:
+        second.move(clock, 1800)
+        assert await report(second, runs, folder) == 2  # found again: the time goes on
+        second.move(clock, 1800)
+        assert await second.tombstones() == [runs.place, folder.place]
+
+
+async def test_what_is_held_of_jobs_of_another_database_stays(yard: Yard, clock: Clock) -> None:
+    """Of one that was lost and made anew, for instance; or nobody knows of which, because an older version began it."""
+    assert await report(yard, holding("lost", "another"), holding("lost", "")) == 0
+    yard.move(clock, 1e7)
+    assert await yard.tombstones() == []
+
+
+async def test_a_database_that_is_made_anew_is_another(tmp_path: Path) -> None:
+    ids = []
+    for name in ("one", "two"):
+        async with open_yard(tmp_path / name, database_url="") as yard:
+            await yard.register()
+            ids.append((await yard.claim(await yard.admitted((await yard.submit()).id))).assignment.database_id)
+    assert ids[0] and ids[1] and ids[0] != ids[1]
+
+
+async def test_what_names_no_folder_is_refused(yard: Yard) -> None:
+    await yard.register()
+    ours = (await yard.claim(await yard.admitted((await yard.submit()).id))).assignment.database_id
+    for attempt in ("", "..", "a/b"):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await report(yard, holding("lost", ours, "local", (attempt,)))
+        assert reason_of(refused.value) == "BadId"
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ class Principal:
     grants: Grants | None = None  # of an attempt; None when its token names none: an older version minted it
     expires_s: float = math.inf
     """When the token ends, in seconds since the epoch."""
+    database_id: str = ""
+    """Of the scheduler's database that has the job; "" when an older version minted the token."""
 
     @property
     def expired(self) -> bool:
@@ -205,7 +207,7 @@ def _attempt(claims: Mapping[str, object]) -> Principal:
         raise ValueError("the claim 'exp' is not a time")
     kind: Literal["delivery", "attempt"] = "delivery" if claims.get("use") == _DELIVERY else "attempt"
     grants = Grants.from_claim(claims.get("art"))
-    return Principal(kind, workspace, job_id, attempt_id, fence, grants, expires_s)
+    return Principal(kind, workspace, job_id, attempt_id, fence, grants, expires_s, str(claims.get("db", "")))
 
 
 class AttemptTokens(AttemptVerifier):
@@ -263,6 +265,7 @@ class AttemptTokens(AttemptVerifier):
         grants: Grants | None = None,
         *,
         delivery: bool = False,
+        database_id: str = "",
     ) -> tuple[str, int]:
         """A token for one attempt, and when it expires (nanoseconds since the epoch).
 
@@ -270,6 +273,7 @@ class AttemptTokens(AttemptVerifier):
             grants: artifacts that the attempt may use. Without them the token has the form of older versions, with
                 which the artifact store lets an attempt use what its own job made, and nothing else.
             delivery: for the launcher itself, which delivers what an attempt that is over had not delivered.
+            database_id: of the scheduler's database that has the job.
         """
         import jwt
 
@@ -284,6 +288,8 @@ class AttemptTokens(AttemptVerifier):
         }
         if delivery:
             claims["use"] = _DELIVERY
+        if database_id:
+            claims["db"] = database_id
         if grants is not None:
             claims["art"] = grants.claim()
         return jwt.encode(claims, self._private_key, algorithm=_ALGORITHM), int(expires_s * 1e9)

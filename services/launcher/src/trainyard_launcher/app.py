@@ -21,6 +21,7 @@ from trainyard_launcher.background import Background
 from trainyard_launcher.closing import Closing
 from trainyard_launcher.exporter import LauncherCollector
 from trainyard_launcher.follow import JobFollower
+from trainyard_launcher.orphans import OrphanReporter
 from trainyard_launcher.plan import Planner
 from trainyard_launcher.reconcile import Reconciler
 from trainyard_launcher.registration import keep_registered, launcher_id
@@ -110,6 +111,8 @@ class Launcher:
         self._background.run(reconciler.run(), "reconcile")
         removal = Removal(self._attempt_service, self._metrics, self._supervisor, self._backend, settings)
         self._background.run(removal.run(), "removal")
+        orphans = OrphanReporter(self._attempt_service, self._metrics, self._backend, settings)
+        self._background.run(orphans.run(), "orphans")
         tasks.register(
             self._celery,
             asyncio.get_running_loop(),

@@ -38,7 +38,9 @@ class Facts:
     workers_per_node: int
     grace_s: float
     deadline_ns: int = 0  # 0: none
-    outputs: bool = True  # whether the job declares any; earlier versions did not say
+    # Earlier versions did not say these: an attempt that one of them began is still the same attempt.
+    outputs: bool = field(default=True, compare=False)  # whether the job declares any
+    database_id: str = field(default="", compare=False)  # of the scheduler's database that has the job
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,10 @@ class Backend(Protocol):
 
     async def settle(self, attempt_id: str) -> None:
         """The attempt's end is known to the scheduler and to every service: never find it again."""
+        ...
+
+    async def held(self) -> Sequence[Facts]:
+        """The attempts that are over and of which something is kept."""
         ...
 
     async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:

@@ -86,7 +86,13 @@ class Closing:
         """
         await self.change(facts, undelivered)
         token, _ = self._tokens.mint(
-            facts.workspace, facts.job_id, facts.attempt_id, facts.fence, _DELIVERY_S, delivery=True
+            facts.workspace,
+            facts.job_id,
+            facts.attempt_id,
+            facts.fence,
+            _DELIVERY_S,
+            delivery=True,
+            database_id=facts.database_id,
         )
         return token
 

@@ -57,6 +57,7 @@ class Planner:
             grace_s=quantities.seconds(job.spec.grace_period),
             deadline_ns=assignment.deadline_ns,
             outputs=bool(job.spec.outputs),
+            database_id=assignment.database_id,
         )
         common = self._common(assignment, facts, job)
         plans = []
@@ -113,6 +114,7 @@ class Planner:
             facts.fence,
             self.settings.token_ttl_s,
             grants_of(plan),
+            database_id=facts.database_id,
         )
         return plan
 

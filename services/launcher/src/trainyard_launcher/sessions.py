@@ -135,7 +135,13 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
     def _mint(self, attempt: Attempt, grants: Grants | None) -> tuple[str, int]:
         facts = attempt.facts
         return self._tokens.mint(
-            facts.workspace, facts.job_id, facts.attempt_id, facts.fence, self._settings.token_ttl_s, grants
+            facts.workspace,
+            facts.job_id,
+            facts.attempt_id,
+            facts.fence,
+            self._settings.token_ttl_s,
+            grants,
+            database_id=facts.database_id,
         )
 
     async def _grant(self, attempt: Attempt, node: Node, session: AgentSession) -> None:

@@ -62,6 +62,9 @@ class Settings(ClusterSettings):
     """How often it is renewed."""
     reconcile_s: float = Field(default=30, gt=0)
     """How often the launcher's view is compared with the scheduler's."""
+    orphan_check_s: float = Field(default=21_600, gt=0)
+    """How often the scheduler is told of which jobs there are folders here and runs in metrics, so that it finds those
+    that it does not know; also at start."""
 
     capacity_cpu: float | None = Field(default=None, gt=0)
     """Cores that this machine offers to jobs; none: those it has."""

@@ -10,9 +10,9 @@ from typing import Any
 from servicekit.auth import Principal
 from servicekit.errors import AlreadyExists, InvalidArgument, NotFound, stale_fence
 from servicekit.ids import now_ns
-from servicekit.paging import page_size
+from servicekit.paging import decode_token, encode_token, page_size
 from servicekit.store import upsert
-from sqlalchemy import Row, update
+from sqlalchemy import Row, func, tuple_, update
 from sqlmodel import Session, SQLModel, col, delete, select
 from trainyard_protos.v1 import metrics_pb2 as pb
 
@@ -24,6 +24,7 @@ from trainyard_metrics.tables import FenceRow, ParamRow, RunRow, TagRow, Undeliv
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
+_JOBS_PAGE = 200
 _ENCODED = 6  # bytes of JSON that a character takes at most
 _MAX_PAGE_BYTES = 4 * 1024 * 1024
 _PARAMS = SQLModel.metadata.tables["metrics_param"]
@@ -113,7 +114,7 @@ def open_run(session: Session, run: pb.Run, settings: Settings, principal: Princ
     row = session.get(RunRow, run.id)
     stitch = row is None or (row.rewind is None and run.HasField("rewind"))
     if row is None:
-        row = _create(session, run, late=principal.kind == "delivery")
+        row = _create(session, run, principal.database_id, late=principal.kind == "delivery")
     elif (row.workspace, row.job_id, row.fence) != (run.workspace, run.job_id, run.fence):
         raise AlreadyExists(f"run {run.id} is of another job or attempt", reason="RunExists", hint="make a new run id")
     if row.rewind is None and run.HasField("rewind"):
@@ -124,7 +125,7 @@ def open_run(session: Session, run: pb.Run, settings: Settings, principal: Princ
     return Opened(message(row), facts(row), stitch)
 
 
-def _create(session: Session, run: pb.Run, *, late: bool) -> RunRow:
+def _create(session: Session, run: pb.Run, database_id: str, *, late: bool) -> RunRow:
     """A new run. One that comes late is of an attempt that is over: later ones may have begun, and it replaces none."""
     if run.job_id and not late:
         _check_fence(session, run)
@@ -135,6 +136,7 @@ def _create(session: Session, run: pb.Run, *, late: bool) -> RunRow:
         fence=run.fence,
         created_ns=run.created_ns or now_ns(),
         superseded=late and _has_later(session, run),
+        database_id=database_id,
     )
 
 
@@ -234,6 +236,24 @@ def page(session: Session, workspace: str, request: pb.ListRunsRequest) -> pb.Li
             break
     if len(response.runs) < len(rows):
         response.next_page_token = response.runs[-1].id
+    return response
+
+
+def jobs(session: Session, request: pb.ListJobsWithRunsRequest) -> pb.ListJobsWithRunsResponse:
+    """Jobs that have runs, of all workspaces; the page's token is the last one's workspace and id."""
+    workspace, _, job_id = decode_token(request.page_token).partition("/")
+    key = tuple_(col(RunRow.workspace), col(RunRow.job_id))
+    database_id = func.max(RunRow.database_id)
+    size = page_size(request.page_size, default=_JOBS_PAGE, most=_JOBS_PAGE)
+    query = select(RunRow.workspace, RunRow.job_id, database_id).where(
+        col(RunRow.job_id) != "", col(RunRow.database_id) != "", key > tuple_(workspace, job_id)
+    )
+    rows = session.exec(query.group_by(*key).order_by(*key).limit(size)).all()
+    response = pb.ListJobsWithRunsResponse(
+        jobs=[pb.ListJobsWithRunsResponse.Job(workspace=row[0], id=row[1], database_id=row[2]) for row in rows]
+    )
+    if len(rows) == size:
+        response.next_page_token = encode_token(f"{rows[-1][0]}/{rows[-1][1]}")
     return response
 
 

@@ -139,6 +139,12 @@ class MetricsServicer(MetricsServiceServicer):
         await self._removal.remove([row.id for row in rows])
         return pb.DeleteJobRunsResponse(runs=len(rows))
 
+    async def ListJobsWithRuns(
+        self, request: pb.ListJobsWithRunsRequest, context: Context
+    ) -> pb.ListJobsWithRunsResponse:
+        require_user()
+        return await self._store.read(lambda session: runs.jobs(session, request))
+
     async def _admit_writer(self, run_id: str) -> Admission:
         require_writer(check_run_id(run_id))
         row = await self._store.read(lambda session: runs.find(session, run_id))

@@ -27,6 +27,7 @@ class RunRow(SQLModel, table=True):
     rewind: bytes | None = None  # a serialized Rewind
     superseded: bool = False  # a later attempt of its job has opened a run
     logs_removed: bool = False  # because they were old
+    database_id: str = ""  # of the scheduler's that had the job when the run was opened
     dirty: bool = False  # points may be newer than the summary: after a crash it is made anew
 
 

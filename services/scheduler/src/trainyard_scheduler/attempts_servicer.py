@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import re
 from collections.abc import Coroutine, Iterable, Sized
 from typing import Any, TypeVar
 
@@ -37,6 +38,7 @@ _BATCH_MAX = 200
 _ANSWER_BYTES = 8 * 1024 * 1024
 _MACHINES_MAX = 10_000
 _CPU_MAX = 1_000_000
+_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 _Assigned = scheduler_pb2.ListAssignedResponse.Assigned
 _Context = grpc.aio.ServicerContext[Any, Any]
@@ -116,7 +118,7 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
         if claimed.job is None or claimed.attempt is None:
             return scheduler_pb2.ClaimAttemptResponse(stale=True, stale_reason=claimed.stale)
         return scheduler_pb2.ClaimAttemptResponse(
-            assignment=views.assignment(claimed.job, claimed.attempt, claimed.spec)
+            assignment=views.assignment(claimed.job, claimed.attempt, claimed.spec, self._index.database_id)
         )
 
     async def ReportAttempt(
@@ -171,6 +173,26 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
         await self._ledger.write(functools.partial(tombstones.confirm, places=places))
         return scheduler_pb2.ConfirmTombstonesResponse()
 
+    async def ReportHoldings(
+        self, request: scheduler_pb2.ReportHoldingsRequest, context: _Context
+    ) -> scheduler_pb2.ReportHoldingsResponse:
+        require_user()
+        _require_few(request.holdings)
+        ours = [holding.place for holding in request.holdings if holding.database_id == self._index.database_id]
+        _require_ids(each for place in ours for each in (place.job_id, *place.attempt_ids))
+        known = await self._store.read(lambda session: queries.known_jobs(session, [each.job_id for each in ours]))
+        orphans = [place for place in ours if place.job_id not in known]
+        if orphans:
+            grace_s = self._settings.orphan_grace_s
+            found = await self._ledger.write(functools.partial(tombstones.adopt, orphans=orphans, grace_s=grace_s))
+            if found:
+                logger.warning(
+                    "jobs that this database does not know have folders or runs: they are removed unless it knows "
+                    "them again, for instance from a backup",
+                    extra={"places": found, "removed_in_s": grace_s},
+                )
+        return scheduler_pb2.ReportHoldingsResponse(unknown=len(orphans))
+
 
 async def _each(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T | ServiceError]:
     """The outcome of every call; a defect in one is no reason to refuse the others."""
@@ -224,6 +246,17 @@ def _amount(machine: str, given: common_pb2.Resources) -> Amount:
             fields={"machine": machine[:64]},
         )
     return views.amount(given)
+
+
+def _require_ids(values: Iterable[str]) -> None:
+    """Folders that launchers remove are named by them."""
+    for value in values:
+        if not _ID.fullmatch(value):
+            raise InvalidArgument(
+                f"'{value[:64]}' is not the id of a job or attempt",
+                reason="BadId",
+                hint="use 1 to 64 of a-z, A-Z, 0-9 and '-'",
+            )
 
 
 def _require_few(requests: Sized) -> None:

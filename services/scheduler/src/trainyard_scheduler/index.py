@@ -94,6 +94,7 @@ class Index:
 
     def __init__(self, clock: Callable[[], int]) -> None:
         self.clock = clock
+        self.database_id = ""  # of the database that it was rebuilt from
         self.timers = Timers(clock)
         self.pools: dict[str, LivePool] = {}
         self.states: Counter[JobState] = Counter()

@@ -102,6 +102,11 @@ def find_job(session: Session, job_id: str) -> Job:
     return Job.model_construct(**row._mapping)
 
 
+def known_jobs(session: Session, job_ids: Sequence[str]) -> set[str]:
+    """Those of the jobs that exist."""
+    return set(session.connection().execute(sqlalchemy.select(JOBS.c.id).where(JOBS.c.id.in_(job_ids))).scalars())
+
+
 def spec_of(session: Session, job_id: str) -> str:
     """The resolved spec of a job, JSON."""
     return session.connection().scalar(sqlalchemy.select(DOCUMENTS.c.spec).where(DOCUMENTS.c.job_id == job_id)) or ""

@@ -10,13 +10,14 @@ from sqlmodel import Session
 from trainyard_scheduler.domain.admission import Amount, Demand
 from trainyard_scheduler.domain.states import ACTIVE, AttemptState, JobState
 from trainyard_scheduler.index import Holding, Index
-from trainyard_scheduler.tables import ATTEMPTS, JOBS, POOLS, Pool
+from trainyard_scheduler.tables import ATTEMPTS, DATABASE_ID, JOBS, POOLS, Pool
 from trainyard_scheduler.timers import TimerKind
 from trainyard_scheduler.transitions.pools import read_pool
 
 
 def rebuild(session: Session, index: Index) -> None:
     """Fills an empty index. Leases start anew, deadlines do not; what nobody claimed is announced again."""
+    index.database_id = session.connection().scalar(sqlalchemy.select(DATABASE_ID.c.id)) or ""
     _pools(session, index)
     _states(session, index)
     _attempts(session, index)

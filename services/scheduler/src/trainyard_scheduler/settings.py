@@ -25,3 +25,6 @@ class Settings(ServiceSettings):
     """How many of a batch go into one transaction."""
     expiry_batch: int = Field(default=200, gt=0)
     """Most jobs removed in one transaction after their TTL."""
+    orphan_grace_s: float = Field(default=604_800, ge=0)
+    """How long folders and runs of jobs that the scheduler should know and does not are kept, from the time when they
+    are found: time to put a backup back that has the jobs."""

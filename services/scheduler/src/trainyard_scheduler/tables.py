@@ -167,6 +167,13 @@ class TombstoneTable(Tombstone, table=True):
     __tablename__ = "tombstones"
 
 
+class DatabaseIdTable(Record, table=True):
+    """One row: which database this is. A backup of it has the same id."""
+
+    __tablename__ = "database_id"
+    id: str = Field(primary_key=True)
+
+
 class OutboxTable(OutboxRow, Record, table=True):  # type: ignore[no-redef]  # it has a field `kwargs`
     """Messages to launchers that are not sent yet."""
 
@@ -187,6 +194,7 @@ EVENTS = _core(EventTable)
 POOLS = _core(PoolTable)
 OUTBOX = _core(OutboxTable)
 TOMBSTONES = _core(TombstoneTable)
+DATABASE_ID = _core(DatabaseIdTable)
 
 
 def _after(record: type[Record], first: str) -> tuple[str, ...]:

@@ -111,7 +111,7 @@ def _machine(live: LivePool, name: str) -> scheduler_pb2.Machine:
     )
 
 
-def assignment(record: Job, held: Attempt, spec: str) -> scheduler_pb2.Assignment:
+def assignment(record: Job, held: Attempt, spec: str, database_id: str) -> scheduler_pb2.Assignment:
     return scheduler_pb2.Assignment(
         workspace=record.workspace,
         job_id=record.id,
@@ -124,4 +124,5 @@ def assignment(record: Job, held: Attempt, spec: str) -> scheduler_pb2.Assignmen
         rejected_checkpoints=json.loads(record.rejected_checkpoints),
         deadline_ns=record.deadline_ns,
         stopping=bool(held.stop_reason),
+        database_id=database_id,
     )

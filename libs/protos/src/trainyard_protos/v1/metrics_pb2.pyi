@@ -1015,3 +1015,73 @@ class DeleteJobRunsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteJobRunsResponse: _TypeAlias = DeleteJobRunsResponse  # noqa: Y015
+
+@_typing.final
+class ListJobsWithRunsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_size: _builtins.int
+    """default and at most 200"""
+    page_token: _builtins.str
+    def __init__(
+        self,
+        *,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListJobsWithRunsRequest: _TypeAlias = ListJobsWithRunsRequest  # noqa: Y015
+
+@_typing.final
+class ListJobsWithRunsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Job(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        WORKSPACE_FIELD_NUMBER: _builtins.int
+        ID_FIELD_NUMBER: _builtins.int
+        DATABASE_ID_FIELD_NUMBER: _builtins.int
+        workspace: _builtins.str
+        id: _builtins.str
+        database_id: _builtins.str
+        """of the scheduler's database that had the job when its run was opened"""
+        def __init__(
+            self,
+            *,
+            workspace: _builtins.str = ...,
+            id: _builtins.str = ...,
+            database_id: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["database_id", b"database_id", "id", b"id", "workspace", b"workspace"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    JOBS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___ListJobsWithRunsResponse.Job]: ...
+    def __init__(
+        self,
+        *,
+        jobs: _abc.Iterable[Global___ListJobsWithRunsResponse.Job] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListJobsWithRunsResponse: _TypeAlias = ListJobsWithRunsResponse  # noqa: Y015

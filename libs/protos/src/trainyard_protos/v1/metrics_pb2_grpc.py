@@ -89,6 +89,11 @@ class MetricsServiceStub:
                 request_serializer=trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsResponse.FromString,
                 _registered_method=True)
+        self.ListJobsWithRuns = channel.unary_unary(
+                '/trainyard.v1.MetricsService/ListJobsWithRuns',
+                request_serializer=trainyard_dot_v1_dot_metrics__pb2.ListJobsWithRunsRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_metrics__pb2.ListJobsWithRunsResponse.FromString,
+                _registered_method=True)
 
 
 class MetricsServiceServicer:
@@ -171,6 +176,14 @@ class MetricsServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListJobsWithRuns(self, request, context):
+        """Jobs that have runs here, of all workspaces. Runs of plain processes, and of tokens of earlier versions, are not
+        in it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MetricsServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -228,6 +241,11 @@ def add_MetricsServiceServicer_to_server(servicer, server):
                     servicer.DeleteJobRuns,
                     request_deserializer=trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsResponse.SerializeToString,
+            ),
+            'ListJobsWithRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListJobsWithRuns,
+                    request_deserializer=trainyard_dot_v1_dot_metrics__pb2.ListJobsWithRunsRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_metrics__pb2.ListJobsWithRunsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -527,6 +545,33 @@ class MetricsService:
             '/trainyard.v1.MetricsService/DeleteJobRuns',
             trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsRequest.SerializeToString,
             trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListJobsWithRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.MetricsService/ListJobsWithRuns',
+            trainyard_dot_v1_dot_metrics__pb2.ListJobsWithRunsRequest.SerializeToString,
+            trainyard_dot_v1_dot_metrics__pb2.ListJobsWithRunsResponse.FromString,
             options,
             channel_credentials,
             insecure,

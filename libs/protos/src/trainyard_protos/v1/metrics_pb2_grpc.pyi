@@ -55,6 +55,10 @@ class MetricsServiceStub:
     """
     DeleteJobRuns: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.DeleteJobRunsRequest, _metrics_pb2.DeleteJobRunsResponse]
     """The job was removed: removes everything stored of it, and takes nothing more. May be repeated."""
+    ListJobsWithRuns: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ListJobsWithRunsRequest, _metrics_pb2.ListJobsWithRunsResponse]
+    """Jobs that have runs here, of all workspaces. Runs of plain processes, and of tokens of earlier versions, are not
+    in it.
+    """
 
 @_typing.type_check_only
 class MetricsServiceAsyncStub(MetricsServiceStub):
@@ -83,6 +87,10 @@ class MetricsServiceAsyncStub(MetricsServiceStub):
     """
     DeleteJobRuns: _aio.UnaryUnaryMultiCallable[_metrics_pb2.DeleteJobRunsRequest, _metrics_pb2.DeleteJobRunsResponse]  # type: ignore[assignment]
     """The job was removed: removes everything stored of it, and takes nothing more. May be repeated."""
+    ListJobsWithRuns: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ListJobsWithRunsRequest, _metrics_pb2.ListJobsWithRunsResponse]  # type: ignore[assignment]
+    """Jobs that have runs here, of all workspaces. Runs of plain processes, and of tokens of earlier versions, are not
+    in it.
+    """
 
 class MetricsServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -174,5 +182,15 @@ class MetricsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.DeleteJobRunsResponse, _abc.Awaitable[_metrics_pb2.DeleteJobRunsResponse]]:
         """The job was removed: removes everything stored of it, and takes nothing more. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def ListJobsWithRuns(
+        self,
+        request: _metrics_pb2.ListJobsWithRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.ListJobsWithRunsResponse, _abc.Awaitable[_metrics_pb2.ListJobsWithRunsResponse]]:
+        """Jobs that have runs here, of all workspaces. Runs of plain processes, and of tokens of earlier versions, are not
+        in it.
+        """
 
 def add_MetricsServiceServicer_to_server(servicer: MetricsServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

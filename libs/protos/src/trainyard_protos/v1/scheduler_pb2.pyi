@@ -1164,6 +1164,7 @@ class Assignment(_message.Message):
     REJECTED_CHECKPOINTS_FIELD_NUMBER: _builtins.int
     DEADLINE_NS_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
+    DATABASE_ID_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     job_id: _builtins.str
     job_name: _builtins.str
@@ -1176,6 +1177,8 @@ class Assignment(_message.Message):
     """0: none"""
     stopping: _builtins.bool
     """a stop was already asked for"""
+    database_id: _builtins.str
+    """of the scheduler's database that has the job; "" from earlier versions"""
     @_builtins.property
     def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Placement]: ...
     @_builtins.property
@@ -1196,10 +1199,11 @@ class Assignment(_message.Message):
         rejected_checkpoints: _abc.Iterable[_builtins.str] | None = ...,
         deadline_ns: _builtins.int = ...,
         stopping: _builtins.bool = ...,
+        database_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "deadline_ns", b"deadline_ns", "fence", b"fence", "job_id", b"job_id", "job_name", b"job_name", "placements", b"placements", "pool", b"pool", "rejected_checkpoints", b"rejected_checkpoints", "spec", b"spec", "stopping", b"stopping", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "database_id", b"database_id", "deadline_ns", b"deadline_ns", "fence", b"fence", "job_id", b"job_id", "job_name", b"job_name", "placements", b"placements", "pool", b"pool", "rejected_checkpoints", b"rejected_checkpoints", "spec", b"spec", "stopping", b"stopping", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1602,3 +1606,67 @@ class ConfirmTombstonesResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ConfirmTombstonesResponse: _TypeAlias = ConfirmTombstonesResponse  # noqa: Y015
+
+@_typing.final
+class ReportHoldingsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Holding(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        PLACE_FIELD_NUMBER: _builtins.int
+        DATABASE_ID_FIELD_NUMBER: _builtins.int
+        database_id: _builtins.str
+        """as in Assignment"""
+        @_builtins.property
+        def place(self) -> Global___Tombstone: ...
+        def __init__(
+            self,
+            *,
+            place: Global___Tombstone | None = ...,
+            database_id: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["database_id", b"database_id", "place", b"place"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    HOLDINGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def holdings(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReportHoldingsRequest.Holding]:
+        """at most 200"""
+
+    def __init__(
+        self,
+        *,
+        holdings: _abc.Iterable[Global___ReportHoldingsRequest.Holding] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holdings", b"holdings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportHoldingsRequest: _TypeAlias = ReportHoldingsRequest  # noqa: Y015
+
+@_typing.final
+class ReportHoldingsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNKNOWN_FIELD_NUMBER: _builtins.int
+    unknown: _builtins.int
+    """how many are of jobs that the scheduler should know and does not"""
+    def __init__(
+        self,
+        *,
+        unknown: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["unknown", b"unknown"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportHoldingsResponse: _TypeAlias = ReportHoldingsResponse  # noqa: Y015

@@ -588,6 +588,11 @@ class AttemptServiceStub:
                 request_serializer=trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesResponse.FromString,
                 _registered_method=True)
+        self.ReportHoldings = channel.unary_unary(
+                '/trainyard.v1.AttemptService/ReportHoldings',
+                request_serializer=trainyard_dot_v1_dot_scheduler__pb2.ReportHoldingsRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ReportHoldingsResponse.FromString,
+                _registered_method=True)
 
 
 class AttemptServiceServicer:
@@ -650,6 +655,14 @@ class AttemptServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReportHoldings(self, request, context):
+        """What launchers and metrics hold of jobs that are over. Of a job that this database had and does not know any more, it
+        becomes a tombstone that is listed after a grace time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AttemptServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -692,6 +705,11 @@ def add_AttemptServiceServicer_to_server(servicer, server):
                     servicer.ConfirmTombstones,
                     request_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesResponse.SerializeToString,
+            ),
+            'ReportHoldings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportHoldings,
+                    request_deserializer=trainyard_dot_v1_dot_scheduler__pb2.ReportHoldingsRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_scheduler__pb2.ReportHoldingsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -911,6 +929,33 @@ class AttemptService:
             '/trainyard.v1.AttemptService/ConfirmTombstones',
             trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesRequest.SerializeToString,
             trainyard_dot_v1_dot_scheduler__pb2.ConfirmTombstonesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportHoldings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.AttemptService/ReportHoldings',
+            trainyard_dot_v1_dot_scheduler__pb2.ReportHoldingsRequest.SerializeToString,
+            trainyard_dot_v1_dot_scheduler__pb2.ReportHoldingsResponse.FromString,
             options,
             channel_credentials,
             insecure,

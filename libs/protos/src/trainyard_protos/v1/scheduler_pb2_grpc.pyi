@@ -198,6 +198,10 @@ class AttemptServiceStub:
     """What has to be removed of jobs that the scheduler no longer has. Each tombstone is listed until it is confirmed."""
     ConfirmTombstones: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ConfirmTombstonesRequest, _scheduler_pb2.ConfirmTombstonesResponse]
     """Nothing is left of what these tombstones name. May be repeated."""
+    ReportHoldings: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ReportHoldingsRequest, _scheduler_pb2.ReportHoldingsResponse]
+    """What launchers and metrics hold of jobs that are over. Of a job that this database had and does not know any more, it
+    becomes a tombstone that is listed after a grace time.
+    """
 
 @_typing.type_check_only
 class AttemptServiceAsyncStub(AttemptServiceStub):
@@ -221,6 +225,10 @@ class AttemptServiceAsyncStub(AttemptServiceStub):
     """What has to be removed of jobs that the scheduler no longer has. Each tombstone is listed until it is confirmed."""
     ConfirmTombstones: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ConfirmTombstonesRequest, _scheduler_pb2.ConfirmTombstonesResponse]  # type: ignore[assignment]
     """Nothing is left of what these tombstones name. May be repeated."""
+    ReportHoldings: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ReportHoldingsRequest, _scheduler_pb2.ReportHoldingsResponse]  # type: ignore[assignment]
+    """What launchers and metrics hold of jobs that are over. Of a job that this database had and does not know any more, it
+    becomes a tombstone that is listed after a grace time.
+    """
 
 class AttemptServiceServicer(metaclass=_abc_1.ABCMeta):
     """For launchers only."""
@@ -289,5 +297,15 @@ class AttemptServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.ConfirmTombstonesResponse, _abc.Awaitable[_scheduler_pb2.ConfirmTombstonesResponse]]:
         """Nothing is left of what these tombstones name. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def ReportHoldings(
+        self,
+        request: _scheduler_pb2.ReportHoldingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.ReportHoldingsResponse, _abc.Awaitable[_scheduler_pb2.ReportHoldingsResponse]]:
+        """What launchers and metrics hold of jobs that are over. Of a job that this database had and does not know any more, it
+        becomes a tombstone that is listed after a grace time.
+        """
 
 def add_AttemptServiceServicer_to_server(servicer: AttemptServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

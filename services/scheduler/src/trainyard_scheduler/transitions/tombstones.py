@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import sqlalchemy
 from servicekit.celery import FORGET, stop_queue
 from sqlalchemy import bindparam
+from trainyard_protos.v1 import scheduler_pb2
 
 from trainyard_scheduler.ledger import Transaction
-from trainyard_scheduler.tables import ATTEMPTS, TOMBSTONES, Tombstone
+from trainyard_scheduler.tables import ATTEMPTS, JOBS, TOMBSTONES, Tombstone
+from trainyard_scheduler.transitions.steps import NS_PER_S
 
 _DEFAULT_WORKSPACE = "default"
 _RUNS = ""  # in place of a pool: the job's runs in metrics
@@ -42,8 +44,30 @@ def bury(tx: Transaction, workspaces: Mapping[str, str]) -> None:
         tx.send(stop_queue(pool), FORGET, job_id=job_id, attempt_ids=attempt_ids, **more)
     for job_id in dict.fromkeys(tombstone.job_id for tombstone in tombstones):
         tombstones.append(_tombstone(tx, workspaces[job_id], job_id, _RUNS, []))
-    if tombstones:
-        tx.connection.execute(_INSERT, [tombstone.__dict__ for tombstone in tombstones])
+    _insert(tx, tombstones)
+
+
+def adopt(tx: Transaction, orphans: Iterable[scheduler_pb2.Tombstone], grace_s: float) -> int:
+    """Adds tombstones of jobs that are unknown though they were of this database; returns how many are new.
+
+    A backup that was put back knows nothing of what came after it. Those tombstones are due after a grace time: the
+    database may be the wrong one, and the right one, once it is back, has none of them.
+    """
+    found = {(orphan.job_id, orphan.pool): orphan for orphan in orphans}
+    job_ids = {job_id for job_id, _ in found}
+    known = set(tx.connection.execute(sqlalchemy.select(JOBS.c.id).where(JOBS.c.id.in_(job_ids))).scalars())
+    there = tx.connection.execute(
+        sqlalchemy.select(TOMBSTONES.c.job_id, TOMBSTONES.c.pool).where(TOMBSTONES.c.job_id.in_(job_ids))
+    )
+    buried = {(row.job_id, row.pool) for row in there}
+    delay_ns = int(grace_s * NS_PER_S)
+    tombstones = [
+        _tombstone(tx, orphan.workspace, *key, list(orphan.attempt_ids), delay_ns)
+        for key, orphan in found.items()
+        if key not in buried and orphan.job_id not in known
+    ]
+    _insert(tx, tombstones)
+    return len(tombstones)
 
 
 def confirm(tx: Transaction, places: Iterable[tuple[str, str]]) -> None:
@@ -68,7 +92,18 @@ def _attempts(tx: Transaction, job_ids: Iterable[str]) -> Mapping[tuple[str, str
     return attempts
 
 
-def _tombstone(tx: Transaction, workspace: str, job_id: str, pool: str, attempt_ids: list[str]) -> Tombstone:
+def _tombstone(
+    tx: Transaction, workspace: str, job_id: str, pool: str, attempt_ids: list[str], delay_ns: int = 0
+) -> Tombstone:
     return Tombstone.model_construct(
-        job_id=job_id, pool=pool, workspace=workspace, attempt_ids=json.dumps(attempt_ids), due_ns=tx.now_ns
+        job_id=job_id,
+        pool=pool,
+        workspace=workspace,
+        attempt_ids=json.dumps(attempt_ids),
+        due_ns=tx.now_ns + delay_ns,
     )
+
+
+def _insert(tx: Transaction, tombstones: Sequence[Tombstone]) -> None:
+    if tombstones:
+        tx.connection.execute(_INSERT, [tombstone.__dict__ for tombstone in tombstones])

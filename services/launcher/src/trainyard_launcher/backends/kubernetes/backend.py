@@ -305,6 +305,10 @@ class KubernetesBackend:
             await asyncio.sleep(pause_s)
         raise AssertionError("backoff never ends")
 
+    async def held(self) -> Sequence[Facts]:
+        """None: nothing is kept of attempts that are over."""
+        return ()
+
     async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:
         """Nothing is kept of attempts that are over."""
         return frozenset(attempt_ids)

@@ -30,6 +30,7 @@ from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
 from trainyard_launcher.backend import (
     Claim,
+    Facts,
     Found,
     Joined,
     JoinRefused,
@@ -436,6 +437,14 @@ class ProcessBackend:
             undelivered = await self._in_thread(self._folder(attempt_id).undelivered)
         for index in undelivered:
             self._delivery.add(attempt_id, index)
+
+    async def held(self) -> Sequence[Facts]:
+        """Those whose folders are marked as over."""
+        return await self._in_thread(self._read_over)
+
+    def _read_over(self) -> Sequence[Facts]:
+        records = [folder.read() for folder in attempts_in(self._attempts) if folder.over]
+        return [record.facts for record in records if record is not None]
 
     async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:
         """Removes folders; attempts that are not over keep theirs.
