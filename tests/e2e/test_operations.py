@@ -4,6 +4,10 @@ Copying is for SQLite and a folder, so it is tested on the yard of one machine; 
 """
 
 import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
 
 from trainyard.client import Client
 from trainyard_protos.v1 import scheduler_pb2
@@ -20,6 +24,12 @@ TRAINS = """
         print("step", step)
     os.mkdir("made")
     open("made/model", "wb").write(os.urandom(3_000_000))
+"""
+PLAIN = """
+from trainyard import tracker
+tracker.init(name="plain")
+tracker.log({"loss": 1}, step=1)
+tracker.finish()
 """
 HELD = """
     import os, sys
@@ -77,6 +87,29 @@ def test_a_backup_in_an_empty_home_is_the_same_yard(home, make_home, tmp_path):
         assert found.attempt == 2
     restored.down()
     restored.assert_nothing_left()
+
+
+def test_what_is_left_of_jobs_that_a_restored_scheduler_does_not_know_is_removed(make_home):
+    """And nothing else: neither the runs of plain scripts nor those of jobs that it knows."""
+    home = make_home(TRAINYARD_SCHEDULER_ORPHAN_GRACE_S="0", TRAINYARD_LAUNCHER_RECONCILE_S="0.2")
+    attempts = home.folder / "attempts"
+    home.up()
+    with home.client() as client:
+        kept, lost = (client.submit(document(["true"], name)).wait(WAIT_S) for name in ("kept", "lost"))
+        subprocess.run([sys.executable, "-c", PLAIN], env=home.environ, check=True)
+        wait_until(lambda: len(list(client.runs())) == 3, "all runs to be stored")
+        wait_until((attempts / lost.attempt_id / "over").exists, "the attempt to be closed")
+    home.down()
+    with closing(sqlite3.connect(home.folder / "scheduler.db")) as database, database:
+        for table, column in (("attempts", "job_id"), ("jobs", "id")):
+            database.execute(f"delete from {table} where {column} = ?", (lost.id,))
+    home.up()
+    with home.client() as client:
+        wait_until(lambda: not list(client.runs(f'job = "{lost.id}"')), "the run to be removed")
+        wait_until(lambda: not (attempts / lost.attempt_id).exists(), "the folder to be removed")
+        assert sorted(run.job_id for run in client.runs()) == ["", kept.id]
+        assert (attempts / kept.attempt_id).exists()
+    home.down()
 
 
 def test_usage_names_what_each_service_stores(shared_yard, client):

@@ -31,7 +31,11 @@ def mode():
 
 @pytest.fixture(scope="module")
 def yard_settings():
-    return {"TRAINYARD_LAUNCHER_CAPACITY_CPU": "16", "TRAINYARD_SCHEDULER_RECLAIM_AFTER_S": "2"}
+    return {
+        "TRAINYARD_LAUNCHER_CAPACITY_CPU": "16",
+        "TRAINYARD_LAUNCHER_RECONCILE_S": "1",
+        "TRAINYARD_SCHEDULER_RECLAIM_AFTER_S": "2",
+    }
 
 
 class Training:
@@ -109,6 +113,19 @@ def test_jobs_whose_messages_redis_forgot_run_once(shared_yard, client, training
     launcher.resume()
     assert_each_ran_once(jobs)
     training.assert_whole()
+
+
+def test_what_a_removed_job_left_is_gone_though_redis_forgot_the_message(shared_yard, client, redis_server):
+    job = client.submit(document(["true"], ttl="2s"))
+    ended = job.wait(WAIT_S)
+    launcher = shared_yard.split.services["launcher"]
+    launcher.pause()
+    wait_until(lambda: job.id not in [each.id for each in client.list()], "the job to be removed")
+    redis_server.wipe()
+    launcher.resume()
+    folder = shared_yard.folder / "attempts" / ended.attempt_id
+    wait_until(lambda: not folder.exists(), "its folder to be removed")
+    wait_until(lambda: not list(client.runs(f'job = "{job.id}"')), "its run to be removed")
 
 
 def test_a_redis_that_hangs_delays_jobs_and_loses_none(client, training, redis_server):
