@@ -92,7 +92,6 @@ def test_a_comparison_shows_what_differs_and_nothing_else(client, runs):
         "metrics.loss",
         "git.dirty",
         "git.diff",
-        "params.metadata.name",
         "code.digest",
         "code.files.train.py",
     }

@@ -50,6 +50,53 @@ def test_what_a_plain_script_tracks_arrives_in_the_yard(shared_yard):
     wait_until(lambda: plain_runs(shared_yard) == EXPECTED, "the points of the script")
 
 
+TWO_RUNS = """
+    import sys
+    from trainyard import tracker
+    for name, lr in (("first", 0.5), ("second", 0.25)):
+        tracker.init(name, params={"lr": lr})
+        for value in range(3):
+            tracker.log({"loss": lr * value})
+        tracker.finish()
+        print(name, flush=True)
+        sys.stdin.readline()
+"""
+
+
+def loss(lr):
+    return ({"lr": lr}, [("loss", [0, 1, 2], [0.0, lr, 2 * lr])])
+
+
+def test_every_init_of_a_process_begins_a_run_of_its_own(home):
+    home.up()
+    script = [sys.executable, "-c", textwrap.dedent(TWO_RUNS)]
+    with subprocess.Popen(
+        script, env=home.environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        process.stdout.readline()
+        wait_until(lambda: plain_runs(home) == [loss(0.5)], "the first run")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        wait_until(lambda: sorted(map(str, plain_runs(home))) == sorted(map(str, [loss(0.25), loss(0.5)])), "both runs")
+        wait_until(lambda: len(list((home.folder / "offline").iterdir())) == 1, "the first run to be let go of")
+        process.stdin.close()
+    home.down()
+    home.assert_nothing_left()
+
+
+def test_all_ranks_of_a_torchrun_begin_the_same_runs(home):
+    environ = home.environ | {"TORCHELASTIC_RUN_ID": "two"}
+    code = textwrap.dedent(TWO_RUNS)
+    for rank in "01":
+        started = {"env": environ | {"RANK": rank}, "input": "\n\n", "text": True, "check": True, "timeout": WAIT_S}
+        subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, **started)
+    runs = [json.loads((run / "run.json").read_text()) for run in (home.folder / "offline").iterdir()]
+    assert sorted(run["name"] for run in runs) == ["first", "second"]
+    for run in runs:
+        assert len(list((home.folder / "offline" / run["id"]).glob("*.*.*"))) == 2
+
+
 def test_without_a_yard_what_a_script_tracks_is_kept_and_shipped_later(home):
     run_script(home, PLAIN)
     home.up()

@@ -1,5 +1,6 @@
 """The schema of every service, made from nothing or from an earlier one, is what its code expects."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from servicekit.migrate import upgrade
 from sqlmodel import SQLModel
+from trainyard_metrics.domain.params import flatten
 
 SERVICES = {
     "scheduler": (trainyard_scheduler.app.MIGRATIONS, trainyard_scheduler.tables),
@@ -55,6 +57,44 @@ def test_an_upgrade_of_the_newest_schema_changes_nothing(service, engine):
     with engine.connect() as connection:
         newest = connection.execute(sqlalchemy.text("SELECT version_num FROM alembic_version")).scalar()
     assert newest == revisions(migrations)[-1]
+
+
+def test_an_upgrade_parts_the_spec_of_a_job_from_the_params_of_its_script(engine):
+    migrations, _ = SERVICES["metrics"]
+    upgrade(engine, migrations, to="0006")
+    document = {"kind": "TrainingJob", "metadata": {"name": "a", "labels": {"team": "b"}}}
+    document["spec"] = {"nodes": 2, "env": {"SEED": "1"}}
+    params = {"job": {**document, "lr": 0.1}, "script": {"lr": 0.1, "spec": {"nodes": 3}}}
+    run = "INSERT INTO metrics_run (id, workspace, job_id, fence, name, created_ns, updated_ns, params, tags, notes, "
+    run += (
+        "context, superseded, logs_removed, dirty) VALUES (:id, 'default', :job, 1, '', 1, 1, :params, '{}', '', '{}', "
+    )
+    run += "false, false, false)"
+    param = "INSERT INTO metrics_param (key, run_id, text, number) VALUES (:key, :id, :text, :number)"
+    with engine.begin() as connection:
+        for name, values in params.items():
+            job = "job" if name == "job" else ""
+            connection.execute(sqlalchemy.text(run), {"id": name, "job": job, "params": json.dumps(values)})
+            for each in flatten(values):
+                found = {"key": each.key, "id": name, "text": each.text, "number": each.number}
+                connection.execute(sqlalchemy.text(param), found)
+    upgrade(engine, migrations)
+    with engine.connect() as connection:
+        rows = connection.execute(sqlalchemy.text("SELECT id, params, spec FROM metrics_run ORDER BY id")).all()
+        indexed = {
+            table: set(connection.execute(sqlalchemy.text(f"SELECT run_id, key, text, number FROM metrics_{table}")))
+            for table in ("param", "spec")
+        }
+    assert [(name, json.loads(left), json.loads(spec)) for name, left, spec in rows] == [
+        ("job", {"lr": 0.1}, {"nodes": 2, "env": ["SEED"], "labels": {"team": "b"}}),
+        ("script", {"lr": 0.1, "spec": {"nodes": 3}}, {}),
+    ]
+    assert indexed["param"] == {
+        ("job", "lr", "0.1", 0.1),
+        ("script", "lr", "0.1", 0.1),
+        ("script", "spec.nodes", "3", 3.0),
+    }
+    assert indexed["spec"] == {("job", "nodes", "2", 2.0), ("job", "labels.team", "b", None)}
 
 
 def _differences(context, tables):

@@ -54,6 +54,7 @@ def make_run(rng, number):
         "notes": rng.choice(TEXTS),
         "created": rng.choice([1_000_000_000, 2_000_000_000, 2**62]),
         "params": {key: value for key, value in params.items() if rng.random() < 0.8},
+        "spec": {"lr": rng.choice([0.25, "auto"]), "nodes": rng.choice([1, 2])} if rng.random() < 0.8 else {},
         "tags": {key: rng.choice(TEXTS) for key in ("team", "a.b") if rng.random() < 0.7},
         "metrics": {
             name: {rank: rng.choice([*NUMBERS, math.nan]) for rank in rng.sample([0, 1, 2], rng.randint(1, 3))}
@@ -66,6 +67,7 @@ def make_run(rng, number):
 def store_run(session, run):
     opened = pb.Run(id=run["id"], workspace="default", job_id=run["job"], fence=run["attempt"], name=run["name"])
     opened.created_ns, opened.notes, opened.params = run["created"], run["notes"], json.dumps(run["params"])
+    opened.spec = json.dumps(run["spec"])
     opened.tags.update(run["tags"])
     runs.open_run(session, opened, Settings(), Principal("user"))
     summary = Summary()
@@ -103,8 +105,8 @@ def values_of(run, field):
     if field.group == "metrics":
         by_rank = run["metrics"].get(field.name)
         return None if by_rank is None else (by_rank[min(by_rank)], None)
-    if field.group == "params":
-        found = {param.key: param for param in flatten(run["params"])}.get(field.name)
+    if field.group in ("params", "spec"):
+        found = {param.key: param for param in flatten(run[field.group])}.get(field.name)
         return None if found is None else (math.nan if found.text == "NaN" else found.number, found.text)
     if field.group == "tags":
         return (None, run["tags"][field.name]) if field.name in run["tags"] else None
@@ -199,7 +201,13 @@ numbers = st.sampled_from([*NUMBERS, 0.1])
 any_number = st.one_of(numbers, st.just(math.nan))
 texts = st.sampled_from(TEXTS)
 metric_fields = st.sampled_from([Field("metrics", name) for name in [*METRICS, "nothing"]])
-param_fields = st.sampled_from([Field("params", key) for key in ("lr", "opt.name", "opt.lr", "nothing")])
+param_fields = st.sampled_from(
+    [
+        *(Field("params", key) for key in ("lr", "opt.name", "opt.lr", "nothing")),
+        Field("spec", "lr"),
+        Field("spec", "nodes"),
+    ]
+)
 text_fields = st.sampled_from(
     [Field("tags", "team"), Field("tags", "a.b"), *(Field("", n) for n in ("name", "job", "notes"))]
 )
@@ -238,7 +246,7 @@ def order_key(run, field):
     if found is None or (found[1] is None and math.isnan(found[0])):
         return None
     number, text = found
-    if field.group == "params":
+    if field.group in ("params", "spec"):
         return (number is None or math.isnan(number), 0 if number is None else number, text.encode())
     return number if text is None else text.encode()
 

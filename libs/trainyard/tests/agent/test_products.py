@@ -146,13 +146,20 @@ async def test_what_a_worker_uses_is_measured_and_stored(attempt, yard):
 
 
 async def test_params_and_notes_of_a_script_become_those_of_its_run(attempt, yard):
-    code = "from trainyard import tracker; tracker.params({'lr': 0.5}); tracker.note('a note')\n"
+    """Apart from what its job asked for, of whose variables the names are kept."""
+    code = "from trainyard import tracker; tracker.params({'lr': 0.5, 'spec': 'mine'}); tracker.note('a note')\n"
     code += "tracker.tags({'team': 'x'})"
-    run = attempt(["python-code", code], spec_json='{"spec": {}}')
+    document = {
+        "metadata": {"name": "a", "labels": {"owner": "b"}},
+        "spec": {"nodes": 1, "env": {"B": "hidden", "A": ""}},
+    }
+    run = attempt(["python-code", code], spec_json=json.dumps(document))
     await run.run()
     async with yard.metrics_stub() as stub:
         [stored] = (await stub.ListRuns(metrics_pb2.ListRunsRequest(workspace="default", job_id=run.job_id))).runs
-    assert json.loads(stored.params) == {"spec": {}, "lr": 0.5}
+    assert json.loads(stored.params) == {"lr": 0.5, "spec": "mine"}
+    assert json.loads(stored.spec) == {"nodes": 1, "env": ["A", "B"], "labels": {"owner": "b"}}
+    assert b"hidden" not in stored.SerializeToString()
     assert (stored.notes, dict(stored.tags)) == ("a note", {"team": "x"})
 
 

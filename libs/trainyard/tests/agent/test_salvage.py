@@ -91,7 +91,7 @@ async def test_rows_and_facts_that_a_killed_agent_had_not_sent_are_delivered(kil
 
 @pytest.mark.parametrize("described_by_agent", [True, False])
 async def test_a_run_that_its_agent_could_not_open_is_opened_as_what_it_is(attempt, yard, described_by_agent):
-    run = attempt(["sh", "-c", "echo begun; echo > done; exec sleep 3600"], spec_json='{"spec": {}}')
+    run = attempt(["sh", "-c", "echo begun; echo > done; exec sleep 3600"], spec_json='{"spec": {"nodes": 1}}')
     (run.folder / "work").mkdir()
     os.mkfifo(run.folder / "work" / "done")
     await yard.stop()
@@ -106,7 +106,7 @@ async def test_a_run_that_its_agent_could_not_open_is_opened_as_what_it_is(attem
     assert await delivered(run) == ["begun"]
     stored = await described(run)
     assert stored.HasField("rewind") and stored.name == "test"
-    assert json.loads(stored.params) == {"spec": {}} and json.loads(stored.context)["host"]
+    assert json.loads(stored.spec) == {"nodes": 1} and json.loads(stored.context)["host"]
 
 
 async def wait_for(path):

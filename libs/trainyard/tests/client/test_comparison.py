@@ -87,18 +87,18 @@ def test_the_change_between_two_diffs_is_a_diff_of_them() -> None:
 
 
 def spec(reference: str) -> dict[str, Any]:
-    return {"spec": {"code": {"artifact": reference}}}
+    return {"code": {"artifact": reference}}
 
 
 def test_the_same_code_is_the_same_whatever_its_version_is_called() -> None:
-    runs = run(params=spec("d@1")), run(params=spec("d@2"))
+    runs = run(spec=spec("d@1")), run(spec=spec("d@2"))
     same = Code("d@1", "aa" * 32), Code("d@2", "aa" * 32)
     assert facts(*runs, codes=same) == {}
     assert facts(*runs, codes=same, everything=True)["code.artifact"] == ("d@1", "d@2")
 
 
 def test_different_code_differs_without_git_in_its_files() -> None:
-    runs = run(params=spec("d@1")), run(params=spec("e@1"))
+    runs = run(spec=spec("d@1")), run(spec=spec("e@1"))
     codes = Code("d@1", "aa" * 32, {"a.py": "1", "same.py": "0"}), Code("e@1", "bb" * 32, {"b.py": "2", "same.py": "0"})
     assert facts(*runs, codes=codes) == {
         "code.digest": ("aa" * 6, "bb" * 6),

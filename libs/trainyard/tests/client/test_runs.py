@@ -118,8 +118,8 @@ async def test_code_is_compared_by_digest_and_by_file(yard: ScriptedYard, record
             detail.manifest.files.add(path=path, mode=0o644).chunks.add(hash=chunk * 32, size=1)
         yard.details |= {name: detail, f"id-{name}": detail}
         code = {"artifact": name, "version": f"id-{name}", "digest": (content * 32).hex()}
-        context, params = ({"code": code}, {}) if recorded else ({}, {"spec": {"code": {"artifact": name}}})
-        yard.runs.append(found(run, context=json.dumps(context), params=json.dumps(params)))
+        context, spec = ({"code": code}, {}) if recorded else ({}, {"code": {"artifact": name}})
+        yard.runs.append(found(run, context=json.dumps(context), spec=json.dumps(spec)))
     yard.refusals["GetJob"] = [NO_JOB, NO_JOB]
     async with AsyncClient() as client:
         rows = (await client.compare([PLAIN, ATTEMPT])).rows

@@ -242,6 +242,16 @@ def test_after_finish_a_new_log_begins(session, folder):
     assert len(list(folder.iterdir())) == 2
 
 
+def test_a_job_has_one_run_however_often_it_is_begun(session, folder, capsys):
+    session.init("a")
+    session.log({"loss": 1}, step=0)
+    session.finish()
+    session.init("b")
+    session.log({"loss": 2}, step=1)
+    assert sorted(points(folder)) == [("loss", 0, 1.0), ("loss", 1, 2.0)]
+    assert capsys.readouterr().err.count("a job has one run") == 1
+
+
 def test_the_tracker_imports_the_standard_library_alone(tmp_path):
     code = (
         "import sys; from trainyard import tracker; tracker.log({'a': 1});"

@@ -134,7 +134,7 @@ def _of_unknown(run_ids: Sequence[str]) -> Finding:
     return Finding(
         what=f"the database does not know {len(run_ids):,} of the runs that have files: {some}",
         hint="put the database back from a backup: their records are whole unless another line says otherwise",
-        lost="their names, params, tags and notes, and the way to them",
+        lost="their names, params, specs, tags and notes, and the way to them",
     )
 
 

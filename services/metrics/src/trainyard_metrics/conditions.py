@@ -18,7 +18,7 @@ from sqlmodel import col
 
 from trainyard_metrics.domain import filters
 from trainyard_metrics.domain.filters import Among, Compare, Condition, Every, Field, Like, Not, Some, Value
-from trainyard_metrics.tables import ParamRow, RunRow, TagRow, ValueRow
+from trainyard_metrics.tables import ParamRow, RunRow, SpecRow, TagRow, ValueRow
 
 Clause = ColumnElement[bool]
 Expression = ColumnElement[Any]
@@ -34,6 +34,7 @@ _ATTRIBUTES: dict[str, Any] = {
     "created": RunRow.created_ns,
     "updated": RunRow.updated_ns,
 }
+FLATTENED: dict[str, Any] = {"params": ParamRow, "spec": SpecRow}
 _TOKEN = re.compile(r"\\(.)|(.)", re.DOTALL)
 
 
@@ -83,10 +84,12 @@ class Dialect:
         match field.group:
             case "metrics":
                 return _of_metric(field.name, _compare_number(column(ValueRow.value), operator, value))
-            case "params" if isinstance(value, float) and not (math.isnan(value) and operator == "="):
-                return _of_param(field.name, _compare_number(column(ParamRow.number), operator, value))
-            case "params":
-                return _of_param(field.name, compare(self.text(column(ParamRow.text)), _param_text(value)))
+            case "params" | "spec" if isinstance(value, float) and not (math.isnan(value) and operator == "="):
+                table = FLATTENED[field.group]
+                return _of_flattened(field, _compare_number(column(table.number), operator, value))
+            case "params" | "spec":
+                table = FLATTENED[field.group]
+                return _of_flattened(field, compare(self.text(column(table.text)), _param_text(value)))
             case "tags":
                 return _of_tag(field.name, compare(self.text(column(TagRow.value)), value))
             case _:
@@ -113,8 +116,8 @@ class Dialect:
             return not_(found) if negated else found
 
         match field.group:
-            case "params":
-                return _of_param(field.name, matches(column(ParamRow.text)))
+            case "params" | "spec":
+                return _of_flattened(field, matches(column(FLATTENED[field.group].text)))
             case "tags":
                 return _of_tag(field.name, matches(column(TagRow.value)))
             case _:
@@ -130,8 +133,9 @@ def _of_metric(name: str, clause: Clause) -> Clause:
     return column(RunRow.id).in_(select(column(ValueRow.run_id)).where(column(ValueRow.name) == name, clause))
 
 
-def _of_param(key: str, clause: Clause) -> Clause:
-    return column(RunRow.id).in_(select(column(ParamRow.run_id)).where(column(ParamRow.key) == key, clause))
+def _of_flattened(field: Field, clause: Clause) -> Clause:
+    table = FLATTENED[field.group]
+    return column(RunRow.id).in_(select(column(table.run_id)).where(column(table.key) == field.name, clause))
 
 
 def _of_tag(key: str, clause: Clause) -> Clause:

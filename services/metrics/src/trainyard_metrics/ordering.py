@@ -17,11 +17,11 @@ from servicekit.errors import InvalidArgument
 from sqlalchemy import ColumnElement, Select, and_, false, or_
 from sqlalchemy.orm import aliased
 
-from trainyard_metrics.conditions import Clause, Dialect, Expression, attribute, column
+from trainyard_metrics.conditions import FLATTENED, Clause, Dialect, Expression, attribute, column
 from trainyard_metrics.domain import filters
 from trainyard_metrics.domain.filters import Field
 from trainyard_metrics.domain.params import storable
-from trainyard_metrics.tables import ParamRow, RunRow, TagRow, ValueRow
+from trainyard_metrics.tables import RunRow, TagRow, ValueRow
 
 _MAX_FIELDS = 4
 _DIRECTION = re.compile(r"\s+(asc|desc)\s*$", re.IGNORECASE)
@@ -151,8 +151,8 @@ def _join(query: Select[Any], field: Field, dialect: Dialect) -> tuple[Select[An
             value = aliased(ValueRow)
             query = query.outerjoin(value, and_(column(value.name) == field.name, column(value.run_id) == run_id))
             return query, [column(value.value)]
-        case "params":  # numbers before texts
-            param = aliased(ParamRow)
+        case "params" | "spec":  # numbers before texts
+            param = aliased(FLATTENED[field.group])
             query = query.outerjoin(param, and_(column(param.key) == field.name, column(param.run_id) == run_id))
             return query, [column(param.number), dialect.text(column(param.text))]
         case "tags":

@@ -20,14 +20,14 @@ from trainyard_metrics.closing import admitted
 from trainyard_metrics.domain.params import MAX_KEY, flatten, storable
 from trainyard_metrics.domain.stitch import Attempt, Cut, Elsewhere, Resume
 from trainyard_metrics.settings import Settings
-from trainyard_metrics.tables import FenceRow, ParamRow, RunRow, TagRow, UndeliveredRow
+from trainyard_metrics.tables import FenceRow, ParamRow, RunRow, SpecRow, TagRow, UndeliveredRow
 
 DEFAULT_PAGE = 100
 MAX_PAGE = 1000
 _JOBS_PAGE = 200
 _ENCODED = 6  # bytes of JSON that a character takes at most
 _MAX_PAGE_BYTES = 4 * 1024 * 1024
-_PARAMS = SQLModel.metadata.tables["metrics_param"]
+_FLATTENED: dict[str, Any] = {"params": ParamRow, "spec": SpecRow}
 _TAGS = SQLModel.metadata.tables["metrics_tag"]
 
 
@@ -72,6 +72,7 @@ def check(run: pb.Run, settings: Settings) -> None:
     """
     sizes = {
         "params": (len(run.params), settings.max_params_bytes),
+        "spec": (len(run.spec), settings.max_params_bytes),
         "notes": (len(run.notes), settings.max_params_bytes),
         "tags": (sum(len(key) + len(value) for key, value in run.tags.items()), settings.max_params_bytes),
         "name": (len(run.name), 256),
@@ -80,7 +81,7 @@ def check(run: pb.Run, settings: Settings) -> None:
     }
     for what, (size, limit) in sizes.items():
         _check_size(what, size, limit)
-    for what, text in (("params", run.params), ("context", run.context)):
+    for what, text in (("params", run.params), ("spec", run.spec), ("context", run.context)):
         _parse(what, text)
 
 
@@ -158,16 +159,18 @@ def _supersede_earlier(session: Session, run: pb.Run) -> bool:
 
 
 def _describe(session: Session, row: RunRow, run: pb.Run, settings: Settings) -> None:
-    params = _parse("params", run.params)
+    params, spec = _parse("params", run.params), _parse("spec", run.spec)
     row.params = json.dumps({**json.loads(row.params), **params})
+    row.spec = json.dumps(spec) if spec else row.spec
     row.context = json.dumps({**json.loads(row.context), **_parse("context", run.context)})
     row.tags = json.dumps({**json.loads(row.tags), **run.tags})
     _check_whole(row, settings)
     row.notes = run.notes or row.notes
     row.name = run.name or row.name
     session.add(row)
-    if params:
-        _index_params(session, row)
+    for what, facts in (("params", params), ("spec", spec)):
+        if facts:
+            _index(session, row, what)
     tags = {storable(key)[:MAX_KEY]: storable(value) for key, value in run.tags.items()}
     upsert(session, _TAGS, [{"key": key, "run_id": run.id, "value": tags[key]} for key in tags], ["key", "run_id"])
 
@@ -183,13 +186,14 @@ def _check_whole(row: RunRow, settings: Settings) -> None:
         _check_size(f"all {what} of the run together: {what}", len(getattr(row, what)), _ENCODED * limit)
 
 
-def _index_params(session: Session, row: RunRow) -> None:
-    session.execute(delete(ParamRow).where(col(ParamRow.run_id) == row.id))
+def _index(session: Session, row: RunRow, what: str) -> None:
+    table = _FLATTENED[what]
+    session.execute(delete(table).where(col(table.run_id) == row.id))
     found = [
         {"key": param.key, "run_id": row.id, "text": param.text, "number": param.number}
-        for param in flatten(json.loads(row.params))
+        for param in flatten(json.loads(getattr(row, what)))
     ]
-    upsert(session, _PARAMS, found, ["key", "run_id"])
+    upsert(session, table.__table__, found, ["key", "run_id"])
 
 
 def _check_fence(session: Session, run: pb.Run) -> None:
@@ -259,7 +263,7 @@ def jobs(session: Session, request: pb.ListJobsWithRunsRequest) -> pb.ListJobsWi
 
 def remove(session: Session, run_ids: Sequence[str]) -> None:
     """Forgets runs. The fence of their job stays: its zombies are not let in again."""
-    for table in (ParamRow, TagRow, UndeliveredRow):
+    for table in (ParamRow, SpecRow, TagRow, UndeliveredRow):
         session.execute(delete(table).where(col(table.run_id).in_(run_ids)))
     session.execute(delete(RunRow).where(col(RunRow.id).in_(run_ids)))
 
@@ -274,6 +278,7 @@ def message(row: RunRow | Row[Any]) -> pb.Run:
         name=row.name,
         created_ns=row.created_ns,
         params=row.params,
+        spec=row.spec if row.spec != "{}" else "",
         tags=json.loads(row.tags) if row.tags != "{}" else None,
         notes=row.notes,
         context=row.context,

@@ -104,7 +104,7 @@ def _runs(run_ids: Sequence[str], *, with_context: bool) -> Any:
     context = col(RunRow.context) if with_context else literal("").label("context")
     columns = (
         RunRow.id, RunRow.workspace, RunRow.job_id, RunRow.fence, RunRow.name, RunRow.created_ns,
-        RunRow.updated_ns, RunRow.params, RunRow.tags, RunRow.notes, RunRow.rewind,
+        RunRow.updated_ns, RunRow.params, RunRow.spec, RunRow.tags, RunRow.notes, RunRow.rewind,
     )  # fmt: skip
     return select(*map(col, columns), context).where(col(RunRow.id).in_(run_ids))
 

@@ -21,6 +21,7 @@ class RunRow(SQLModel, table=True):
     created_ns: int = Field(sa_type=BigInteger)
     updated_ns: int = Field(default=0, sa_type=BigInteger)  # of the newest point; 0: none yet
     params: str = "{}"  # JSON object
+    spec: str = "{}"  # JSON object
     tags: str = "{}"  # JSON object of strings
     notes: str = ""
     context: str = "{}"  # JSON object
@@ -80,6 +81,18 @@ class ParamRow(SQLModel, table=True):
 
     __tablename__ = "metrics_param"
     __table_args__ = (Index("metrics_param_run", "run_id"), {"sqlite_with_rowid": False})
+
+    key: str = Field(primary_key=True)
+    run_id: str = Field(primary_key=True)
+    text: str
+    number: float | None = Field(default=None, sa_type=Double)
+
+
+class SpecRow(SQLModel, table=True):
+    """A field of a job's spec, flattened as parameters are."""
+
+    __tablename__ = "metrics_spec"
+    __table_args__ = (Index("metrics_spec_run", "run_id"), {"sqlite_with_rowid": False})
 
     key: str = Field(primary_key=True)
     run_id: str = Field(primary_key=True)

@@ -54,6 +54,7 @@ class Run(_message.Message):
     NOTES_FIELD_NUMBER: _builtins.int
     CONTEXT_FIELD_NUMBER: _builtins.int
     REWIND_FIELD_NUMBER: _builtins.int
+    SPEC_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """the attempt's id, or a UUIDv7 of a plain process"""
     workspace: _builtins.str
@@ -64,10 +65,12 @@ class Run(_message.Message):
     name: _builtins.str
     created_ns: _builtins.int
     params: _builtins.str
-    """JSON object"""
+    """JSON object: what the script recorded of itself"""
     notes: _builtins.str
     context: _builtins.str
     """JSON object: git, environment, host"""
+    spec: _builtins.str
+    """JSON object: what the job asked for, `env` as names alone; "" for a plain process"""
     @_builtins.property
     def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
     @_builtins.property
@@ -86,10 +89,11 @@ class Run(_message.Message):
         notes: _builtins.str = ...,
         context: _builtins.str = ...,
         rewind: Global___Rewind | None = ...,
+        spec: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["rewind", b"rewind"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "created_ns", b"created_ns", "fence", b"fence", "id", b"id", "job_id", b"job_id", "name", b"name", "notes", b"notes", "params", b"params", "rewind", b"rewind", "tags", b"tags", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "created_ns", b"created_ns", "fence", b"fence", "id", b"id", "job_id", b"job_id", "name", b"name", "notes", b"notes", "params", b"params", "rewind", b"rewind", "spec", b"spec", "tags", b"tags", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

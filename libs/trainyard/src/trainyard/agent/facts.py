@@ -23,6 +23,18 @@ def context(git: Mapping[str, Any] | None = None, code: Mapping[str, str] | None
     return where | ({"git": git} if git else {}) | ({"code": code} if code else {})
 
 
+def public_spec(document: str) -> dict[str, Any]:
+    """What a run keeps of its job's document: the spec, with the job's labels. Of `env` the names alone: what variables
+    hold is for the workers."""
+    job = json.loads(document or "{}")
+    spec = dict(job.get("spec") or {})
+    if env := spec.pop("env", None):
+        spec["env"] = sorted(env)
+    if labels := (job.get("metadata") or {}).get("labels"):
+        spec["labels"] = labels
+    return spec
+
+
 def add_facts(run: metrics_pb2.Run, facts: dict[str, Any]) -> None:
     """Adds what a tracker recorded beside numbers to its run."""
     if isinstance(params := facts.get("params"), dict):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainyard_protos.v1 import metrics_pb2
 
-from trainyard.agent.facts import context
+from trainyard.agent.facts import context, public_spec
 from trainyard.agent.plan import Plan
 from trainyard.agent.prepare import Prepared
 
@@ -24,7 +24,7 @@ def describe(plan: Plan, prepared: Prepared | None) -> metrics_pb2.Run:
         fence=plan.fence,
         name=plan.run_name,
         created_ns=time.time_ns(),
-        params=plan.spec_json,
+        spec=json.dumps(public_spec(plan.spec_json)),
         context=json.dumps(context(prepared.git, prepared.code) if prepared else context()),
     )
     if prepared is not None:

@@ -26,7 +26,7 @@ from trainyard.agent.shipper import LOOK_S, Shipper
 from trainyard.agent.tracked import Tracked
 from trainyard.home import YARD_FILE, boot_id, is_alive, token
 from trainyard.source import git_context
-from trainyard.tracker.offline import RUN_FILE
+from trainyard.tracker.offline import FINISHED_FILE, RUN_FILE
 
 LAST_TRY_S = 30.0
 LOCK_FILE = "shipping"
@@ -64,7 +64,7 @@ async def _deliver(folder: Path, home: Path) -> bool:
     shipper = Shipper(link, run, lambda: tracked.sources, _complain)
     shipping = asyncio.create_task(shipper.run())
     over = asyncio.create_task(_owner_ended(description))
-    while not over.done() or any(is_alive(*log.writer, description["boot_id"]) for log in tracked.logs):
+    while _goes_on(folder, description, over.done(), tracked):
         _look(tracked, early, shipper)
         await asyncio.wait([over] if not over.done() else [shipping], timeout=LOOK_S)
     while _look(tracked, early, shipper):
@@ -79,6 +79,14 @@ async def _deliver(folder: Path, home: Path) -> bool:
         return False
     finishing.result()  # what failed was not delivered: the folder stays
     return not shipper.refused and not shipper.missing
+
+
+def _goes_on(folder: Path, description: dict[str, Any], over: bool, tracked: Tracked) -> bool:
+    """Whether more may be written to a run: while its owner does not write to another one, and any writer lives."""
+    finished = (folder / FINISHED_FILE).exists()
+    done = (description["pid"], description["start_time"]) if finished else None
+    alive = (is_alive(*log.writer, description["boot_id"]) for log in tracked.logs if log.writer != done)
+    return not (over or finished) or any(alive)
 
 
 def _complain(text: str) -> None:

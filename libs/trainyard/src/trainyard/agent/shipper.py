@@ -244,6 +244,6 @@ def _without_facts(run: metrics_pb2.Run) -> metrics_pb2.Run:
     """What identifies a run: metrics takes this whatever the facts beside it are."""
     bare = metrics_pb2.Run()
     bare.CopyFrom(run)
-    for fact in ("params", "tags", "notes", "context"):
+    for fact in ("params", "spec", "tags", "notes", "context"):
         bare.ClearField(fact)
     return bare

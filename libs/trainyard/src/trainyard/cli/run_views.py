@@ -59,7 +59,13 @@ def detail(run: Run, *, wide: bool) -> None:
     git = {name: value for name, value in run.git.items() if wide or name != "diff"}
     place = {name: value for name, value in run.context.items() if name != "git"}
     values = {name: value for name, value in run.values.items() if wide or not name.startswith(SYSTEM_PREFIX)}
-    for title, facts in (("tags", run.tags), ("params", run.params), ("git", git), ("context", place)):
+    for title, facts in (
+        ("tags", run.tags),
+        ("params", run.params),
+        ("spec", run.spec),
+        ("git", git),
+        ("context", place),
+    ):
         _section(title, [(name, _text(value)) for name, value in flattened(facts) if name])
     _section(
         "last values", [(name, f"{words.number(value)} (step {run.steps[name]})") for name, value in values.items()]

@@ -15,7 +15,7 @@ from trainyard_protos.v1 import artifacts_pb2
 from trainyard.client.names import SYSTEM_PREFIX
 from trainyard.client.records import Run
 
-PARTS = ("params", "tags", "notes", "code", "git", "context", "metrics")
+PARTS = ("params", "spec", "tags", "notes", "code", "git", "context", "metrics")
 FILES = "files."
 """Names of rows of part "code" that are about one file begin with this."""
 _DIGITS = 12
@@ -127,7 +127,7 @@ def flattened(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from flattened(each, f"{name}.{key}" if name else key)
 
 
-_CODE_REFERENCE = ("params", "spec.code.artifact")
+_CODE_REFERENCE = ("spec", "code.artifact")
 
 
 def _code_facts(code: Code, everything: bool) -> Iterator[tuple[tuple[str, str], Any]]:
@@ -150,7 +150,7 @@ def _facts(run: Run, diff: str, everything: bool) -> Iterator[tuple[tuple[str, s
     elif reference:
         git["diff"] = f"{reference}, which was deleted"
     shown = {name: value for name, value in run.values.items() if everything or not name.startswith(SYSTEM_PREFIX)}
-    parts = {"params": run.params, "tags": run.tags, "git": git, "context": context}
+    parts = {"params": run.params, "spec": run.spec, "tags": run.tags, "git": git, "context": context}
     for part, facts in parts.items():
         for name, value in flattened(facts):
             yield (part, name), value

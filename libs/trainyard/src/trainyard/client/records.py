@@ -19,7 +19,9 @@ class Run:
         job_id: "" for a plain script.
         attempt: number of the attempt; 0 for a plain script.
         created_ns, updated_ns: UTC, nanoseconds; `updated_ns` is the time of its newest point, 0 before the first.
-        params: what it was made with, as nested mappings; of a job its spec and what the script recorded.
+        params: what the script recorded of itself, as nested mappings.
+        spec: what its job asked for, as nested mappings, with the job's `labels`, and of `env` the names; {} for a
+            plain script.
         context: code (`git`, `code`), host and environment; {} when it was not asked for.
         values: last value of each series that was asked for, of its lowest rank.
         steps: step of each of these values.
@@ -32,6 +34,7 @@ class Run:
     created_ns: int = 0
     updated_ns: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     notes: str = ""
     context: Mapping[str, Any] = field(default_factory=dict)
@@ -53,9 +56,8 @@ class Run:
         facts = self.context.get("code")
         if isinstance(facts, Mapping):
             return facts
-        named: Any = self.params
-        for name in ("spec", "code", "artifact"):
-            named = named.get(name) if isinstance(named, Mapping) else None
+        source = self.spec.get("code")
+        named = source.get("artifact") if isinstance(source, Mapping) else None
         return {"artifact": named} if isinstance(named, str) else {}
 
 
@@ -75,6 +77,7 @@ def run_of(found: metrics_pb2.FoundRun, names: Sequence[str] = ()) -> Run:
         created_ns=run.created_ns,
         updated_ns=found.updated_ns,
         params=json.loads(run.params or "{}"),
+        spec=json.loads(run.spec or "{}"),
         tags=dict(run.tags),
         notes=run.notes,
         context=json.loads(run.context or "{}"),

@@ -38,8 +38,8 @@ class SearchCalls(RunCalls, ArtifactCalls):
 
         Args:
             filter: for instance `metrics["val/accuracy"] > 0.9 and params.lr <= 0.1 and tags.team = "vision"`. There
-                are metrics, params, tags and id, job, name, notes, attempt, created, updated; = != < <= > >= in like;
-                and, or, not. "" for all.
+                are metrics, params, spec, tags and id, job, name, notes, attempt, created, updated; = != < <= > >= in
+                like; and, or, not. "" for all.
             order_by: for instance `metrics.loss, created desc`; default: newest first.
             names: series whose last values come with each run, at most 100.
             all_attempts: also the runs of earlier attempts.

@@ -36,13 +36,15 @@ def init(
 ) -> None:
     """Says what this run is. Nobody has to: the first call of anything begins the run.
 
+    After `finish`, outside of any job, it begins another run. A job has one run for each attempt, however often this is
+    called.
+
     Args:
         name: of a run outside of any job; to be given before anything else is recorded. A job's run has the job's name.
         params: as for `params`.
         tags: as for `tags`.
     """
-    if name is not None:
-        _session.call_run(name)
+    _session.init(name)
     if params is not None:
         _session.facts("params", lambda: dict(params))
     if tags is not None:
@@ -83,5 +85,8 @@ def note(text: str) -> None:
 
 
 def finish() -> None:
-    """Ends this process's log. A call after it begins a new one; without it, the process's end does."""
+    """Ends this process's log; without it, the process's end does.
+
+    `init` after it begins another run, and anything else a new log in the same run.
+    """
     _session.finish()

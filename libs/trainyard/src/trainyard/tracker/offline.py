@@ -4,8 +4,8 @@ The process writes into a folder under the yard's home and starts a shipper, whi
 never a thread of the trainer. The shipper waits for the run's owner and its writers to end; what it cannot deliver
 stays for the next one, or the next yard.
 
-A run belongs to the process that began it. Under torchrun it belongs to torchrun: the processes that one torchrun
-started make one run together, each with its rank.
+A run belongs to the process that began it, which may have several, one after the other. Under torchrun it belongs to
+torchrun: the processes that one torchrun started make one run together, each with its rank.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import NamedTuple
 from trainyard.home import boot_id, home, process_start_time
 
 RUN_FILE = "run.json"
+FINISHED_FILE = "finished"
+"""In a run's folder: its owner lives, and writes to another run now."""
 # Nice before its imports, which would otherwise take the processor from the first steps of the training. Where Linux
 # groups processes by session, it compares the niceness of the sessions first.
 _SHIPPER = """
@@ -32,6 +34,7 @@ runpy.run_module("trainyard.agent.ship", run_name="__main__")
 """
 _run_folder: Path | None = None
 _name = ""
+_number = 0  # how many runs this process has had before
 
 
 class _Owner(NamedTuple):
@@ -55,7 +58,10 @@ def call_run(name: str) -> None:
     """
     global _name
     if _run_folder is not None and name != _name:
-        raise ValueError(f"the run has begun and cannot be called '{name}' any more: call init() before anything else")
+        raise ValueError(
+            f"the run has begun and cannot be called '{name}' any more: call init() before anything else, or finish() "
+            "for another run"
+        )
     _name = name
 
 
@@ -73,13 +79,26 @@ def begin() -> Path:
     return _run_folder
 
 
+def leave() -> None:
+    """What is recorded from now on makes another run. Forked children stay in theirs."""
+    global _run_folder, _name, _number
+    left, _run_folder, _name = _run_folder, None, ""
+    if left is None:
+        return
+    _number += 1
+    if json.loads((left / RUN_FILE).read_bytes())["pid"] == os.getpid():
+        (left / FINISHED_FILE).touch()
+
+
 def _owner() -> _Owner:
     launch = os.environ.get("TORCHELASTIC_RUN_ID")
     pid = os.getppid() if launch else os.getpid()
     start_time = process_start_time(pid) or 0
     if not launch:
         return _Owner(pid, start_time, str(uuid.uuid4()))
-    return _Owner(pid, start_time, str(uuid.uuid5(uuid.NAMESPACE_OID, f"{launch} {boot_id()} {pid} {start_time}")))
+    which = f" {_number}" if _number else ""  # all ranks begin their runs in the same order
+    name = f"{launch} {boot_id()} {pid} {start_time}{which}"
+    return _Owner(pid, start_time, str(uuid.uuid5(uuid.NAMESPACE_OID, name)))
 
 
 def _describe(run_folder: Path, owner: _Owner) -> bool:

@@ -39,6 +39,7 @@ class Session:
         self._waiting: deque[tuple[Callable[[], bool], Callable[[], None]]] = deque()
         self._log = Log()
         self._next_step = 0
+        self._finished = False
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         try:
@@ -129,10 +130,19 @@ class Session:
         self._warn(f"the value of {_shown(name)} was dropped: a name is a string of 1 to {MAX_NAME} characters")
         return False
 
-    def call_run(self, name: object) -> None:
+    def init(self, name: object | None) -> None:
         try:
-            if not os.environ.get(FOLDER_VARIABLE):
-                offline.call_run(str(name))
+            with self._lock:
+                another, self._finished = self._finished, False
+                if os.environ.get(FOLDER_VARIABLE):
+                    if another:
+                        self._warn("a job has one run: what is recorded after this init() goes there as well")
+                    return
+                if another:
+                    self._next_step = 0
+                    offline.leave()
+                if name is not None:
+                    offline.call_run(str(name))
         except Exception as error:
             self._warn(_shown(error))
 
@@ -157,6 +167,7 @@ class Session:
         try:
             with self._lock:
                 self._catch_up(wait=True)
+                self._finished = True
                 self._log, ended = Log(), self._log
                 ended.close()
         except Exception as error:

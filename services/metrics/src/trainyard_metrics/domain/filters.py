@@ -24,7 +24,7 @@ MAX_LENGTH = 4096
 _MAX_DEPTH = 50
 _MAX_CONDITIONS = 256  # databases bound how large an expression is; every value of a list is one
 
-GROUPS = ("metrics", "params", "tags")
+GROUPS = ("metrics", "params", "spec", "tags")
 TEXTS = ("id", "job", "name", "notes", "workspace")
 NUMBERS = ("attempt",)
 TIMES = ("created", "updated")

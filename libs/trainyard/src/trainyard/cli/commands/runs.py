@@ -44,7 +44,7 @@ def list_(
 ) -> None:
     """List runs that match a filter.
 
-    Its fields: metrics.*, params.*, tags.*, id, job, name, notes, attempt, created, updated.
+    Its fields: metrics.*, params.*, spec.*, tags.*, id, job, name, notes, attempt, created, updated.
     Times are in UTC unless they name an offset: "2026-11-20T10:30+01:00".
     """
 
