@@ -367,6 +367,8 @@ async def test_gpus_are_free_again_when_a_full_disk_lets_no_attempt_start(yard: 
             yard.send_launch(refused)
             end = await yard.scheduler.ended(refused)
             assert "No space left on device" in end.exit.message
+        assert not [path for path in attempts.rglob("*") if path.name.startswith(".")]
+        assert free_pages or [path.name for path in attempts.iterdir()] == ["filler"]
     finally:
         subprocess.run(["umount", attempts], check=True)
     await yard.run(FOREVER, workers_per_node=1, resources=needs)

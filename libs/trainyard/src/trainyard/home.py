@@ -12,6 +12,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from trainyard import files
+
 YARD_FILE = "yard.json"
 TOKEN_FILE = "token"
 LAUNCHER_ID_FILE = "launcher-id"
@@ -67,9 +69,7 @@ def read_endpoint(home: Path) -> YardFile | None:
 
 def write_endpoint(home: Path, yard: YardFile) -> None:
     """Publishes the yard that serves `home`; readers see the old file or the new one, never a part."""
-    draft = home / f"{YARD_FILE}.{os.getpid()}"
-    draft.write_text(json.dumps(asdict(yard)) + "\n")
-    draft.rename(home / YARD_FILE)
+    files.replace(home / YARD_FILE, f"{json.dumps(asdict(yard))}\n".encode())
 
 
 def token(home: Path) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import grpc
 
+from trainyard import files
 from trainyard.agent.plan import Plan
 from trainyard.channel import connect
 
@@ -66,10 +67,7 @@ class Link:
         """From now on this token."""
         self.token = token
         if self._token_file is not None:
-            draft = self._token_file.with_suffix(".new")
-            draft.touch(mode=0o600)
-            draft.write_text(token)
-            draft.rename(self._token_file)
+            files.replace(self._token_file, token.encode())
 
     def endpoint(self) -> str:
         """Where the yard is now, as far as this machine knows."""

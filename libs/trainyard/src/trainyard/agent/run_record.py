@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trainyard_protos.v1 import metrics_pb2
 
+from trainyard import files
 from trainyard.agent.facts import context, public_spec
 from trainyard.agent.plan import Plan
 from trainyard.agent.prepare import Prepared
@@ -43,9 +44,7 @@ def keep(folder: Path, run: metrics_pb2.Run) -> None:
     Raises:
         OSError: the disk is full; the record before stays.
     """
-    draft = folder / f"{RUN_FILE}.new"
-    draft.write_bytes(run.SerializeToString())
-    draft.rename(folder / RUN_FILE)
+    files.replace(folder / RUN_FILE, run.SerializeToString())
 
 
 def kept(folder: Path, plan: Plan) -> metrics_pb2.Run:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from trainyard import errors
+from trainyard import errors, files
 from trainyard.endpoints import InvalidEndpoint, split_host_port
 
 LOCAL = "local"
@@ -161,10 +161,7 @@ class Contexts:
         self._current, self._known = current, known
         said = {"current": current, "contexts": {name: asdict(context) for name, context in known.items()}}
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        draft = self._folder / f"{_FILE}.{os.getpid()}"
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            json.dump(said, file, indent=2)
-        draft.rename(self._folder / _FILE)
+        files.replace(self._folder / _FILE, json.dumps(said, indent=2).encode())
 
 
 def _check_endpoint(endpoint: str) -> None:

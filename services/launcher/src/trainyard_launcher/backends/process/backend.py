@@ -235,6 +235,8 @@ class ProcessBackend:
     async def _undo(self, attempt_id: str, record: AttemptRecord | None) -> None:
         """Ends what a failed start began, and keeps later starts of it from happening."""
         begun = attempt_id in self._records
+        if not begun:
+            await self._in_thread(self._folder(attempt_id).remove_unwritten)
         try:
             for index, node in enumerate(record.nodes if record else ()):
                 if not begun:  # its record was not written, so nothing of it ever ran

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from servicekit.disk import sync_folder
+from trainyard import files
 from trainyard.home import boot_id, is_alive
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
@@ -87,7 +89,7 @@ class NodeFolder:
         """
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
         fields = json_format.MessageToDict(plan, preserving_proto_field_name=True)
-        _write_private(self.path / _PLAN, json.dumps(fields).encode())
+        files.replace(self.path / _PLAN, json.dumps(fields).encode())
 
     def plan(self) -> launcher_pb2.NodePlan:
         """Raises FileNotFoundError before it was written."""
@@ -168,14 +170,14 @@ class AttemptFolder:
     def write(self, record: AttemptRecord) -> None:
         """Writes the record so that it survives a power cut, or not at all."""
         self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        draft = self.path / f".{_RECORD}.{os.getpid()}"
-        with draft.open("w") as file:
-            file.write(record.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(self.path / _RECORD)
+        files.replace(self.path / _RECORD, record.to_json().encode(), durable=True)
         for folder in (self.path, self.path.parent):
             sync_folder(folder)
+
+    def remove_unwritten(self) -> None:
+        """Removes what is left of a start whose record could not be written: of that, nothing ever ran."""
+        if not (self.path / _RECORD).exists():
+            shutil.rmtree(self.path, ignore_errors=True)
 
     @property
     def over(self) -> bool:
@@ -212,14 +214,6 @@ def attempts_in(folder: Path) -> Iterator[AttemptFolder]:
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             if entry.is_dir(follow_symlinks=False):
                 yield AttemptFolder(Path(entry.path))
-
-
-def _write_private(path: Path, content: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    draft.rename(path)
 
 
 __all__: Sequence[str] = ("AttemptFolder", "AttemptRecord", "NodeFolder", "NodeRecord", "Started", "attempts_in")
