@@ -36,6 +36,17 @@ def test_up_twice_is_one_yard_and_down_twice_is_no_error(home):
     home.assert_nothing_left()
 
 
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text("{")])
+def test_a_yard_is_found_and_ends_also_when_its_file_was_removed_or_changed(home, damage):
+    home.up()
+    first = read_endpoint(home.folder)
+    damage(home.folder / "yard.json")
+    wait_until(lambda: read_endpoint(home.folder) == first, "the yard to say again where it is")
+    home.down()
+    home.assert_nothing_left()
+    assert not (home.folder / "yard.json").exists()
+
+
 def test_a_yard_is_up_only_when_every_service_is(make_home):
     home = make_home(TRAINYARD_METRICS_NOPE="1")
     refused = home.run("up")

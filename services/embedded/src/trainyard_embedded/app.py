@@ -22,7 +22,7 @@ from servicekit.celery import celery_app
 from servicekit.host import Host
 from trainyard.channel import connect
 from trainyard.endpoints import join_host_port
-from trainyard.home import YardFile, process_start_time, write_endpoint
+from trainyard.home import YardFile, process_start_time
 from trainyard_launcher.compose import compose as compose_launcher
 from trainyard_protos.v1 import yard_pb2_grpc
 from trainyard_scheduler.compose import compose as compose_scheduler
@@ -30,6 +30,7 @@ from trainyard_scheduler.yard_servicer import YardFacts
 
 from trainyard_embedded.late import LateServices
 from trainyard_embedded.leftovers import Leftovers
+from trainyard_embedded.published import Published
 from trainyard_embedded.settings import YardSettings
 from trainyard_embedded.yard_servicer import OwnYardServicer
 
@@ -73,7 +74,7 @@ class Yard:
         self._channel = connect(self.endpoint, token, settings.tls_ca)
         await self._start_core(token, tokens, await self._expose())
         (home / "port").write_text(str(port))
-        write_endpoint(home, self._yard_file())
+        self._published = Published(home, self._yard_file())
         self._late_start = asyncio.create_task(self._start_late(), name="late-services")
 
     async def whole(self) -> None:
@@ -179,7 +180,7 @@ class Yard:
 
     async def stop(self) -> None:
         """Ends the services. Work goes on and is found again by the next yard, unless this one was ephemeral."""
-        (self._settings.home / "yard.json").unlink(missing_ok=True)
+        self._published.withdraw()
         if self._late_start is not None:
             await asyncio.gather(self._late_start, return_exceptions=True)
         await self._leftovers.stop()
