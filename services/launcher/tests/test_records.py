@@ -4,6 +4,9 @@ nothing after its end."""
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +18,7 @@ from launcher_yard import WAIT_S, Yard, running_yard
 from servicekit.errors import reason_of
 from servicekit.ids import new_id
 from trainyard.channel import connect
+from trainyard_launcher.backends.process import ProcessBackend
 from trainyard_launcher.backends.process.agents import AGENT
 from trainyard_protos.v1 import artifacts_pb2, artifacts_pb2_grpc, metrics_pb2, metrics_pb2_grpc, scheduler_pb2
 
@@ -117,6 +121,25 @@ async def test_records_of_all_nodes_are_delivered_when_one_of_them_failed(yard: 
     assert undelivered(yard, attempt) == ["undelivered-0", "undelivered-1"]
     yard.gate.closed = False
     await delivered(yard, attempt, ranks=2)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_records_that_go_with_their_node_are_told_as_lost(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    """As with a pod, whose folder goes with it."""
+    monkeypatch.setattr(ProcessBackend, "keeps_records", False)
+    yard.gate.closed = not killed
+    code = TRACK + "open(os.environ['MARK'], 'w').close(); " + ("time.sleep(3600)" if killed else "sys.exit(1)")
+    attempt = yard.assign([sys.executable, "-c", code], env={"MARK": str(tmp_path / "mark")})
+    yard.send_launch(attempt)
+    if killed:
+        await yard.scheduler.until(lambda: "started" in yard.scheduler.phases(attempt))
+        os.kill(json.loads((yard.node(attempt) / "started").read_text())["pid"], signal.SIGKILL)
+    await yard.scheduler.ended(attempt)
+    [note] = yard.scheduler.notes("RecordsLost")
+    what = "died without a word, are lost" if killed else "100 rows are lost: metrics did not take them in time"
+    assert what in note.note
 
 
 async def test_what_is_forgotten_is_not_delivered_any_more(yard: Yard) -> None:

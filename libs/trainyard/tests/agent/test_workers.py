@@ -7,6 +7,7 @@ import signal
 
 import psutil
 import pytest
+from trainyard.agent.verdict import StopOrder, storing_s
 from trainyard.home import process_start_time
 
 from scripts.testbed.patience import PATIENCE_S
@@ -226,3 +227,13 @@ async def test_how_far_training_came_is_in_the_record_of_its_end(attempt):
     far = (await run.run()).progress
     assert (far.step, far.total_steps, dict(far.metrics)) == (20, 20, {})
     assert far.updated_ns
+
+
+@pytest.mark.parametrize(
+    ("reason", "grace_s", "drain_timeout_s", "allowed_s"),
+    [("Cancelled", 1, 0, 10), ("Cancelled", 30, 0, 30), ("Cancelled", 30, 120, 120), ("Shutdown", 30, 120, 30)],
+)
+def test_what_is_lost_with_a_node_has_its_own_time_unless_the_node_is_ended(
+    reason, grace_s, drain_timeout_s, allowed_s
+):
+    assert storing_s(StopOrder(reason, grace_s, ""), drain_timeout_s) == allowed_s

@@ -183,6 +183,11 @@ class Observer(Protocol):
 class Backend(Protocol):
     """A place where nodes run."""
 
+    @property
+    def keeps_records(self) -> bool:
+        """Whether records that metrics lacks at a node's end are kept. Else they are lost."""
+        ...
+
     def machines(self) -> Sequence[scheduler_pb2.Machine]:
         """What there is to run on."""
         ...

@@ -48,6 +48,9 @@ class ClusterSettings(ServiceSettings):
     """YAML file that is merged into every pod: volumes, tolerations and the like that all jobs get."""
     kubernetes_gpu_resource: str = "nvidia.com/gpu"
     """Name of the resource that GPUs are."""
+    kubernetes_drain_timeout_s: float = Field(default=120, ge=0)
+    """How long an agent that is told to end may try to deliver records, at least, at most `finalize_timeout_s`: what
+    metrics has not taken by then is lost with the pod."""
     kubernetes_qps: float = Field(default=100, gt=0)
     """Requests a second to the API server, on average."""
     kubernetes_burst: int = Field(default=200, gt=0)

@@ -244,6 +244,7 @@ class Supervisor:
             return
         if end.exit is not None:
             exit = _with_memory(end.exit, end.out_of_memory)
+            self._tell_what_is_lost(attempt, end.node, end.exit)
             self._node_over(attempt, end.node, attempt.explained(end.node, exit, end.cause, presumed=end.presumed))
         else:
             self._background.run(self._ended_without_record(attempt, end), f"end {end.attempt_id}")
@@ -251,7 +252,25 @@ class Supervisor:
     async def _ended_without_record(self, attempt: Attempt, end: NodeEnd) -> None:
         lines = await self._backend.logs(end.attempt_id, end.node)
         exit = attempt.exit_without_record(end.node, end.out_of_memory, list(lines), end.cause)
+        self._tell_what_is_lost(attempt, end.node, None)
         self._node_over(attempt, end.node, exit)
+
+    def _tell_what_is_lost(self, attempt: Attempt, index: int, record: common_pb2.Exit | None) -> None:
+        """Says which records of a node there are not in metrics and nowhere else.
+
+        Args:
+            record: how the node's agent says that it ended.
+        """
+        if self._backend.keeps_records:
+            return
+        if record is None and attempt.nodes[index].heard_ns:
+            what = "lines and rows that its agent had not delivered, which died without a word, are lost"
+        elif record is not None and (record.unacknowledged_lines or record.unacknowledged_rows):
+            lines, rows = record.unacknowledged_lines, record.unacknowledged_rows
+            what = f"{lines:,} lines and {rows:,} rows are lost: metrics did not take them in time"
+        else:
+            return
+        self.note(attempt, "RecordsLost", f"node {index}: {what}")
 
     def _node_over(self, attempt: Attempt, index: int, exit: common_pb2.Exit) -> None:
         attempt.advance(index, Phase.ENDED, exit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from trainyard.agent.spool import Spool
 from trainyard.agent.store import Store
 from trainyard.agent.tracked import Tracked
 from trainyard.agent.transfers import store_outputs
+from trainyard.agent.verdict import StopOrder
 
 # Output after this long is progress of a job that neither tracks nor checkpoints.
 PROGRESS_BY_OUTPUT_S = 10.0
@@ -139,15 +140,21 @@ class Carriers:
             self.samples[rank] = SampleSource(f"{prefix}/{rank}/{uuid.uuid4()}", rank)
         self.samples[rank].add(values, time.time_ns(), step=int(time.monotonic() - self._began_s))
 
-    async def finish(self, exit: common_pb2.Exit, patience_s: float, stop: asyncio.Future[Any]) -> list[str]:
-        """Stores the rest within `patience_s`, less when a stop comes in; returns what is not stored, in words."""
+    async def finish(
+        self,
+        exit: common_pb2.Exit,
+        patience_s: float,
+        stop: asyncio.Future[StopOrder],
+        allowed_s: Callable[[StopOrder], float],
+    ) -> list[str]:
+        """Stores the rest within `patience_s`, and when a stop comes in within what is allowed for that; returns what
+        is not stored, in words."""
         unstored: list[str] = []
         work = asyncio.ensure_future(self._store_rest(exit, unstored))
-        await asyncio.wait(
-            [work, stop] if not stop.done() else [work], timeout=patience_s, return_when="FIRST_COMPLETED"
-        )
+        awaited: list[asyncio.Future[Any]] = [work] if stop.done() else [work, stop]
+        await asyncio.wait(awaited, timeout=patience_s, return_when="FIRST_COMPLETED")
         if not work.done():
-            await asyncio.wait([work], timeout=min(patience_s, self._plan.grace_s) if stop.done() else 0)
+            await asyncio.wait([work], timeout=min(patience_s, allowed_s(stop.result())) if stop.done() else 0)
         if not work.done():
             work.cancel()
             unstored += self.checkpoints.unstored if self.checkpoints else []

@@ -89,6 +89,7 @@ class Plan:
         self.spec_json: str = get("spec_json", "")
         self.in_image: bool = get("in_image", False)
         self.threads: int = get("threads", 0)
+        self.drain_timeout_s: float = get("drain_timeout_s", 0.0)
         self.finalize_timeout_s: float = get("finalize_timeout_s", 0.0) or 600.0
 
     @property

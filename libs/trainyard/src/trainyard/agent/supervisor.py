@@ -29,7 +29,6 @@ from trainyard.agent.watch import Watch
 
 STOP_PEERS_S = 10.0  # grace for the other workers when one failed
 SAY_GOODBYE_S = 5.0
-LEAST_DRAIN_S = 10.0
 PEER_FAILED = "PeerFailed"
 
 
@@ -204,10 +203,10 @@ class Node:
         self._carriers.session.phase("finishing", exit)
         patience = self._plan.finalize_timeout_s
         if self._stop.done():
-            patience = min(patience, max(self._stop.result().grace_s, LEAST_DRAIN_S))
+            patience = min(patience, self._allowed_s(self._stop.result()))
         if self._orphaned:
             patience = 0
-        unstored = await self._carriers.finish(exit, patience, self._stop)
+        unstored = await self._carriers.finish(exit, patience, self._stop, self._allowed_s)
         if unstored and exit.reason == "Completed":
             exit.reason = "OutputsNotStored"
             exit.message = f"the workers succeeded, but this could not be stored: {'; '.join(unstored)}"
@@ -222,6 +221,9 @@ class Node:
             self._carriers.note("ExitNotRecorded", f"the record of the node's end could not be written: {error}")
         if self._plan.in_image:
             await asyncio.to_thread(write_termination, exit)
+
+    def _allowed_s(self, order: StopOrder) -> float:
+        return verdict.storing_s(order, self._plan.drain_timeout_s)
 
     async def _stacks(self) -> list[launcher_pb2.RankStacks]:
         return await take_stacks(self._gang.running if self._gang else (), self._reaper)

@@ -15,6 +15,9 @@ MAX_MESSAGE = 2_000
 MAX_LAST_LINE = 500
 
 
+LEAST_DRAIN_S = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class StopOrder:
     """Somebody wants this node to end."""
@@ -22,6 +25,16 @@ class StopOrder:
     reason: str  # Cancelled | PeerFailed | Stale | DeadlineExceeded | Shutdown
     grace_s: float
     message: str
+
+
+def storing_s(order: StopOrder, drain_timeout_s: float) -> float:
+    """How long storing may take after a stop.
+
+    What is lost with this node has a time of its own, whatever the grace period of the workers is; but who ends the
+    whole node waits no longer than that.
+    """
+    least = max(order.grace_s, LEAST_DRAIN_S)
+    return least if order.reason == "Shutdown" else max(least, drain_timeout_s)
 
 
 def completed() -> common_pb2.Exit:

@@ -95,6 +95,11 @@ class KubernetesBackend:
         self._foreign = Foreign(self._api, settings, self._endpoint, self._background)
         self._services = Services(self._api, settings, self._keeper, self._background)
 
+    @property
+    def keeps_records(self) -> bool:
+        """No: a pod's folder goes with it."""
+        return False
+
     def machines(self) -> Sequence[scheduler_pb2.Machine]:
         """The nodes of the cluster that take pods, with what others leave of them."""
         known = [each for name, each in self._keeper.machines.objects.items() if name not in self._keeper.judge.gone]
@@ -229,6 +234,7 @@ class KubernetesBackend:
         plan.endpoint, plan.endpoint_file, plan.ca_file = self._endpoint, "", ""
         plan.state_dir = manifests.STATE_FOLDER
         plan.in_image = True
+        plan.drain_timeout_s = min(self._settings.kubernetes_drain_timeout_s, self._settings.finalize_timeout_s)
         plan.threads = launch.threads if self._settings.enforce_limits else 0
         return Joined(plan, launch.secrets)
 

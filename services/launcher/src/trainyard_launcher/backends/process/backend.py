@@ -96,6 +96,11 @@ class ProcessBackend:
         self._delivery = Delivery(self._deliver_later, self._background)
         self._afterwards = asyncio.Lock()  # a folder is marked or removed, not both at once
 
+    @property
+    def keeps_records(self) -> bool:
+        """Yes: in the folders of the attempts."""
+        return True
+
     def machines(self) -> Sequence[scheduler_pb2.Machine]:
         """This machine, with what the settings declare or what it has."""
         settings = self._settings
