@@ -132,6 +132,14 @@ async def test_a_batch_beyond_the_limit_is_refused(ingestor):
     assert reason_of(await refused(append(ingestor.user(), points([1.0] * 200)))) == "BatchTooLarge"
 
 
+async def test_a_batch_of_more_names_than_are_looked_at_at_once_is_refused(ingestor):
+    await open_run(ingestor.user())
+    wide = pb.Rows(count=1, blocks=[block({str(number): [1.0] for number in range(16_385)})])
+    error = await refused(append(ingestor.user(), pb.AppendRequest(run_id=run_id(1), writer_id="w", rows=wide)))
+    assert (reason_of(error), "16,385 names" in error.details()) == ("BadBatch", True)
+    assert await position(ingestor.user()) == 0
+
+
 async def test_records_need_an_open_run(ingestor):
     assert (await refused(append(ingestor.user(), points([1])))).code() == grpc.StatusCode.NOT_FOUND
 

@@ -134,6 +134,19 @@ async def test_shapes_that_take_turns_keep_the_order_of_their_rows(yard, folder)
     }
 
 
+async def test_rows_of_more_series_than_a_batch_may_have_go_in_several(yard, folder):
+    log = Log()
+    for step in range(150):
+        log.row(tuple(f"{step}/{place}" for place in range(128)), step, step, [1.0] * 128)
+    log.close()
+    shipping = Shipping(yard, folder)
+    await shipping.finish()
+    assert shipping.complaints == []
+    found = await stored(yard, shipping.run_id)
+    assert sum(len(steps) for steps, _ in found.values()) == 150 * 128
+    assert len(found) == 10_001  # those beyond the limit of a run are kept under one name
+
+
 async def test_values_that_are_not_finite_arrive_bit_by_bit(yard, folder):
     bits = [0x7FF8_0000_0000_0001, 0xFFF8_DEAD_BEEF_0000, 0x7FF0_0000_0000_0000, 0xFFF0_0000_0000_0000, 1 << 63]
     log = Log()

@@ -139,6 +139,13 @@ def test_no_call_raises_whatever_it_is_given(session, folder, monkeypatch, call,
     assert points(folder)[-1] == ("loss", 3, 1.0)
 
 
+def test_a_row_of_too_many_values_is_dropped_with_a_warning(session, folder, capsys):
+    session.log(dict.fromkeys(map(str, range(10_001)), 1.0), step=0)
+    session.log({"loss": 1}, step=1)
+    assert points(folder) == [("loss", 1, 1.0)]
+    assert "10,001 values at once: a row has at most 10,000" in capsys.readouterr().err
+
+
 def test_a_bad_value_is_warned_of_once(session, capsys):
     for _ in range(3):
         session.log({"bad": None}, step=1)

@@ -17,6 +17,7 @@ from trainyard.tracker.reading import Group, LogReader, Stretch
 LINES_PER_BATCH = 2_000
 SAMPLES_PER_BATCH = 2_000
 BATCH_BYTES = 256 * 1024
+COLUMNS_PER_BATCH = 12_000  # of all shapes: metrics takes 16,384, each of which costs it time whatever its rows
 MAX_SAMPLES = 4_000
 
 
@@ -97,10 +98,18 @@ class TrackerSource:
                 f"{self._reader.next_row:,}, and so they were removed here; was metrics restored from an old backup?"
             )
         self._reader.skip_to(seq)
-        while (stretch := self._reader.read(BATCH_BYTES)) is not None:
+        while (stretch := self._read()) is not None:
             if stretch.count:
                 return _request(stretch, self.rank)
         return None
+
+    def _read(self) -> Stretch | None:
+        """What is next, of not too many columns."""
+        before, rows = self._reader.fork(), None
+        while (stretch := self._reader.read(BATCH_BYTES, rows)) is not None and _is_wide(stretch):
+            rows = stretch.count // 2
+            self._reader = before.fork()
+        return stretch
 
     def acknowledge(self, seq: int) -> None:
         self.acknowledged = seq
@@ -109,6 +118,10 @@ class TrackerSource:
         """This segment, which is acknowledged, is about to be removed."""
         self._first_index = index + 1
         self._reader.leave(index)
+
+
+def _is_wide(stretch: Stretch) -> bool:
+    return stretch.count > 1 and sum(len(group.names) for group in stretch.groups) > COLUMNS_PER_BATCH
 
 
 def _request(stretch: Stretch, rank: int) -> metrics_pb2.AppendRequest:

@@ -111,7 +111,7 @@ class Session:
         if good and len(good) < len(metrics):
             self.log(good, number)
         elif good:
-            self._warn(f"log of {', '.join(good)} was dropped: {_shown(error)}")
+            self._warn(f"log of {', '.join(good):.200} was dropped: {_shown(error)}")
 
     def _dropped(self, error: Exception) -> None:
         if isinstance(error, Unavailable):

@@ -22,6 +22,8 @@ from trainyard.tracker.records import (
 
 FOLDER_VARIABLE = "TRAINYARD_TRACKER_DIR"
 MAX_NAME = 256
+MAX_NAMES = 10_000
+"""In one row: as many series as metrics keeps of one run."""
 # Between two tries to make a segment, when the disk is full or the folder cannot be written.
 RETRY_S = 1.0
 
@@ -86,6 +88,8 @@ class Log:
                 raise ValueError(f"{name!r:.80} is no name: use a string of 1 to {MAX_NAME} characters")
         if not names:
             raise ValueError("nothing to log")
+        if len(names) > MAX_NAMES:
+            raise ValueError(f"{len(names):,} values at once: a row has at most {MAX_NAMES:,}")
         # With room for a row too: both go into the same segment.
         segment = self._with_room(len(json_record(SHAPE, names)) + 4 + RowShape(0, len(names)).size)
         shape = RowShape(len(segment.shapes), len(names))
