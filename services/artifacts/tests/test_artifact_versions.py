@@ -389,6 +389,16 @@ async def test_a_version_has_a_bounded_number_of_aliases(yard):
     assert reason_of(await refused(yard.user().Commit(request))) == "TooLarge"
 
 
+async def test_a_version_claims_no_more_than_a_bound_however_little_was_sent(yard):
+    """One chunk, named often enough in one file."""
+    times = 512 * 1024**3 // (4 * 1024**2) + 1
+    chunk = pb.ChunkRef(hash=bytes(32), size=4 * 1024**2)
+    file = pb.File(path="huge", size=times * chunk.size, mode=0o644, chunks=[chunk] * times)
+    commit = pb.CommitRequest(name="huge", kind="data", manifest=pb.Manifest(files=[file]))
+    error = await refused(yard.user().Commit(commit))
+    assert (reason_of(error), "549,760,008,192 bytes" in error.details()) == ("TooLarge", True)
+
+
 async def test_the_names_of_jobs_are_bounded(yard):
     request = pb.CommitRequest(name="a", kind="data", producer=pb.Producer(job_id="x" * 129))
     assert reason_of(await refused(yard.user().Commit(request))) == "BadProducer"

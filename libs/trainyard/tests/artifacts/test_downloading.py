@@ -1,9 +1,13 @@
 """Versions come back whole or not at all, on from where they were interrupted, and without what is here already."""
 
+import os
+import subprocess
+
 import grpc
 import pytest
-from trainyard.artifacts import Pace, TargetBusy, TargetExists, download, list_files, read_file, sync, upload
+from trainyard.artifacts import NoRoom, Pace, TargetBusy, TargetExists, download, list_files, read_file, sync, upload
 from trainyard.artifacts.draft import beside
+from trainyard_protos.v1 import artifacts_pb2 as pb
 
 from libs.trainyard.tests.artifacts.stubs import Counting
 from services.artifacts.tests.store_kit import contents, noise
@@ -78,6 +82,39 @@ async def test_progress_adds_up_also_when_a_download_goes_on(yard, put, tmp_path
     await fetch(yard.user(), tmp_path / "out", progress=done.append)
     assert sum(done) == version.size
     assert done[0] >= 8 * MIB
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", folder], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.parametrize("how", [download, sync])
+async def test_what_the_disk_has_no_room_for_is_refused_before_it_is_fetched(yard, put, small_disk, how):
+    """Also when what has to be fetched is small: here one chunk in a thousand files."""
+    await put({"a": noise(64 * 1024)})
+    stub = yard.user()
+    [file] = (await stub.GetVersion(pb.GetVersionRequest(workspace="default", reference="x"))).manifest.files
+    files = [pb.File(path=f"{number:04d}", size=file.size, mode=0o644, chunks=file.chunks) for number in range(1000)]
+    await stub.Commit(pb.CommitRequest(workspace="default", name="x", kind="data", manifest=pb.Manifest(files=files)))
+    with pytest.raises(NoRoom, match=r"65,536,000 bytes are to be fetched, and the disk .* has 1\d,\d+,\d+ free"):
+        await fetch(stub, small_disk / "out", how)
+    assert not contents(small_disk / "out")
+
+
+async def test_holes_of_a_sparse_file_need_no_room(yard, root, put, small_disk):
+    with (root / "sparse").open("wb") as file:
+        file.write(b"begin")
+        file.truncate(64 * MIB)
+    await upload(yard.user(), root, workspace="default", name="x", kind="data")
+    await fetch(yard.user(), small_disk / "out")
+    assert (small_disk / "out" / "sparse").stat().st_size == 64 * MIB
 
 
 async def test_two_downloads_into_one_target_do_not_meet(yard, put, tmp_path):

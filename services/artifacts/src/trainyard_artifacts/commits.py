@@ -74,6 +74,15 @@ class Commits:
         await self._check_sizes(request.commit, tree)
         return await self.store.write(functools.partial(self._commit_part, request=request, tree=tree))
 
+    def _check_total(self, request: pb.CommitRequest) -> None:
+        size, limit = manifest.total_size(request.manifest), self.settings.max_version_bytes
+        if size > limit:
+            raise InvalidArgument(
+                f"a version of {size:,} bytes",
+                reason="TooLarge",
+                hint=f"at most {limit:,} are taken (TRAINYARD_ARTIFACTS_MAX_VERSION_BYTES); store it as several",
+            )
+
     async def _check_sizes(self, request: pb.CommitRequest, tree: _Tree) -> None:
         """A hash has one size, so this need not be in the transaction; whether the chunks are there is asked in it."""
         places = await self.store.read(lambda session: index.places(session, request.workspace, tree.sizes))
@@ -110,6 +119,7 @@ class Commits:
         if len(found) < request.parts:
             return None
         whole = parts.join([pb.CommitRequest.FromString(row.request) for row in found])
+        self._check_total(whole)
         version = self._commit(session, whole, _encode(whole.manifest))
         for row in found:
             drop_part(session, row)
@@ -127,6 +137,7 @@ class Commits:
                 hint="versions of kind 'checkpoint', and only they, have a step and a cut",
             )
         _check_rule(request.checkpoint)
+        self._check_total(request)
         texts = [*(k + v for k, v in request.labels.items()), *request.metrics]
         bounds = {
             "bytes of checkpoint facts": (request.checkpoint.ByteSize(), self.settings.max_checkpoint_bytes),

@@ -22,6 +22,8 @@ class Settings(ServiceSettings):
 
     max_hashes_per_call: int = Field(10_000, gt=0)
     """Hashes in one FindMissing or GetChunks call."""
+    max_version_bytes: int = Field(1024**4 // 2, gt=0)
+    """Bytes of all files of one version, those that are the same included."""
     max_labels: int = Field(64, ge=0)
     """Labels of one version."""
     max_inputs: int = Field(256, ge=0)

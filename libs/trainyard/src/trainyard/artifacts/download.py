@@ -47,6 +47,7 @@ async def download(
     Raises:
         TargetExists: something is in the way; nothing was changed.
         TargetBusy: another download into the same target is running.
+        NoRoom: the disk is too small for it; nothing was changed.
         Damaged: what came back is not what was stored; nothing was changed.
         UnsafePath, BadManifest: the manifest would write outside of the target.
         grpc.aio.AioRpcError: the store refused it (NOT_FOUND, DATA_LOSS, ...), or stayed away.

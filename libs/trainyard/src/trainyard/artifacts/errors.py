@@ -6,6 +6,7 @@
     ├── TreeTooLarge    more than a caller wanted to send
     ├── FileChanged     a file changed while it was read
     ├── Damaged         bytes that came back are not the bytes that were stored
+    ├── NoRoom          the disk has no room for a download
     ├── TargetExists    a download would overwrite something
     └── TargetBusy      two downloads into the same place
 
@@ -45,6 +46,10 @@ class FileChanged(ArtifactError):
 
 
 class Damaged(ArtifactError):
+    pass
+
+
+class NoRoom(ArtifactError):
     pass
 
 

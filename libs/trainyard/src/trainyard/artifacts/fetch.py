@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterable, AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from trainyard_protos.v1 import artifacts_pb2 as pb
 from trainyard.artifacts import manifest
 from trainyard.artifacts.calls import CALL_TIMEOUT_S, FULL, MOVE_TIMEOUT_S, Pace, Progress, ignore, patiently
 from trainyard.artifacts.draft import Draft, Writer
-from trainyard.artifacts.errors import Damaged
+from trainyard.artifacts.errors import Damaged, NoRoom
 from trainyard.artifacts.local import Places, Supply, Wanted, places_left, places_of
 from trainyard.artifacts.parallel import each
 
@@ -67,6 +68,7 @@ async def fill(source: Source, tree: pb.Manifest, draft: Draft, supply: Supply |
         supply: where chunks may be had without fetching them.
 
     Raises:
+        NoRoom: the disk is too small.
         Damaged: bytes that came back are not those that were stored; the draft is gone.
         grpc.aio.AioRpcError: the store refused (DATA_LOSS: the draft is gone), or stays away.
     """
@@ -84,8 +86,27 @@ def _prepare(source: Source, tree: pb.Manifest, draft: Draft, supply: Supply | N
     """Makes the draft, with what is on this machine; returns what is not."""
     resumed = draft.prepare(tree, source.version.digest)
     wanted = places_left(draft.tree, tree.files) if resumed else places_of(tree.files)
+    _check_room(draft, wanted)
     source.progress(manifest.total_size(tree) - sum(each.size * len(each.places) for each in wanted.values()))
     return wanted if supply is None else _take(source, wanted, draft, supply)
+
+
+def _check_room(draft: Draft, wanted: Places) -> None:
+    """A manifest may name one chunk as often as it likes: how large its files get is asked before they grow."""
+    needed = sum(each.size * len(each.places) for hash, each in wanted.items() if not _is_hole(hash, each))
+    free = shutil.disk_usage(draft.tree).free
+    if needed > free:
+        raise NoRoom(
+            f"{needed:,} bytes are to be fetched, and the disk of {draft.tree.parent} has {free:,} free",
+            hint="make room, or fetch single files; nothing was changed",
+        )
+
+
+def _is_hole(hash: bytes, chunk: Wanted) -> bool:
+    """Whether a chunk that is wanted in several places is zeros, which take no room."""
+    from blake3 import blake3
+
+    return len(chunk.places) > 1 and hash == blake3(bytes(chunk.size)).digest()
 
 
 def _take(source: Source, wanted: Places, draft: Draft, supply: Supply) -> Places:

@@ -112,7 +112,7 @@ def _translate(error: Exception) -> Exception:
             return from_rpc(error)
         case artifacts.Damaged() | artifacts.BadManifest():
             return errors.Defect(error.message, reason=error.reason, hint=error.hint)
-        case artifacts.TargetBusy():
+        case artifacts.TargetBusy() | artifacts.NoRoom():
             return errors.Conflict(error.message, reason=error.reason, hint=error.hint)
         case artifacts.ArtifactError():
             return errors.InvalidArgument(error.message, reason=error.reason, hint=error.hint)
