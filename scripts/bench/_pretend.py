@@ -39,6 +39,8 @@ from trainyard_protos.v1 import common_pb2, scheduler_pb2
 class PretendBackend:
     """Keeps the laws of `trainyard_launcher.backend.Backend` for one life of the launcher."""
 
+    keeps_records = True
+
     def __init__(self, capacity: common_pb2.Resources) -> None:
         self._capacity = capacity
         self._waiting: set[tuple[str, int]] = set()

@@ -37,7 +37,7 @@ def test_up_twice_is_one_yard_and_down_twice_is_no_error(home):
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_text("{")])
-def test_a_yard_is_found_and_ends_also_when_its_file_was_removed_or_changed(home, damage):
+def test_a_yard_is_found_and_ends_also_when_its_file_was_removed_or_damaged(home, damage):
     home.up()
     first = read_endpoint(home.folder)
     damage(home.folder / "yard.json")

@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 
 class Published:
-    """Says where a yard is, and says it again when the file is removed or changed. Make it within a running loop.
+    """Says where a yard is, and says it again when the file is removed or damaged. Make it within a running loop.
 
     Raises:
         OSError: the file cannot be written.
@@ -27,7 +27,7 @@ class Published:
         self._changes.watch(home, flags.DELETE | flags.MOVED_FROM | flags.MOVED_TO | flags.CLOSE_WRITE, self._look)
 
     def _look(self, event: Event | None) -> None:
-        if (event is not None and event.name != YARD_FILE) or read_yard_file(self._home) == self._yard:
+        if (event is not None and event.name != YARD_FILE) or read_yard_file(self._home) is not None:
             return
         try:
             write_endpoint(self._home, self._yard)
