@@ -191,7 +191,7 @@ async def test_a_peers_failure_does_not_keep_a_node_that_has_failed_itself_from_
     await run.start()
     await yard.launcher.wait_for(lambda each: each.phase.phase == "finishing")
     yard.launcher.tell(Command(stop=Command.Stop(reason="PeerFailed", grace_s=0.01)))
-    await yard.launcher.wait_for_heartbeats(3)
+    await yard.launcher.wait_for_heartbeats(60)  # longer than who has to stop may take to store records
     yard.door.open.set()
     await run.wait()
     assert (run.exit().reason, run.exit().acknowledged) == ("WorkerFailed", True)
@@ -247,6 +247,30 @@ async def test_what_code_brings_along_as_results_is_removed_and_told(attempt, ya
     notes = [message.note for message in yard.launcher.heard if message.HasField("note")]
     [told] = [note.text for note in notes if note.reason == "ResultsInCode"]
     assert "'checkpoints', 'exports'" in told
+
+
+@pytest.mark.parametrize(
+    ("command", "paths", "unstored"),
+    [
+        ("true", ["data", "data/first.txt", "."], ["data", "data/first.txt", "."]),
+        (
+            "echo more >> data/first.txt; mv data/second.txt made",
+            ["data", "made", "data/third.txt"],
+            ["data/third.txt"],
+        ),
+    ],
+    ids=["untouched", "changed"],
+)
+async def test_what_was_there_before_the_workers_is_no_output(attempt, yard, tmp_path, command, paths, unstored):
+    """Inputs are no result of the job, unless its workers changed them."""
+    given = folder_with(tmp_path / "data", first__txt="1", second__txt="2", third__txt="3")
+    await store(yard, given, "words", kind="data")
+    outputs = [{"path": path, "artifact": f"model-{number}"} for number, path in enumerate(paths)]
+    run = attempt(["sh", "-c", command], inputs=[{"artifact": "words", "path": "data"}], outputs=outputs)
+    exit = await run.run()
+    assert [text.partition("'")[2].partition("'")[0] for text in exit.unstored] == unstored
+    assert "holds only the code or inputs that were there before" in exit.message
+    assert len(await versions(yard, "output")) == len(paths) - len(unstored)
 
 
 async def test_results_behind_a_link_that_leaves_the_job_are_left_alone(attempt, yard, tmp_path):
@@ -461,6 +485,21 @@ async def test_the_next_attempt_resumes_and_the_series_has_no_gap_and_no_doubled
     assert second.output() == "starting at 6\n"
     assert exit.resumed_from in {each.id for each in await versions(yard, "checkpoint")}
     assert await second.series("loss") == {step: 1.0 / (step + 1) for step in range(10)}
+
+
+async def test_the_next_attempt_resumes_from_the_newest_step_although_an_older_one_was_stored_later(attempt):
+    late = """
+import os, pathlib
+folder = pathlib.Path(os.environ["TRAINYARD_CHECKPOINT_DIR"])
+for step in (5, 2):
+    (folder / "draft").write_text(str(step))
+    (folder / "draft").rename(folder / f"step-{step}.txt")
+"""
+    first = attempt(["python-code", late], checkpoints={**CHECKPOINTS, "keep_last": 0})
+    await first.run()
+    second = attempt(["python-code", TRAIN], checkpoints=CHECKPOINTS, job_id=first.job_id, fence=2)
+    await second.run()
+    assert second.output() == "starting at 6\n"
 
 
 async def test_a_third_attempt_still_hides_what_the_first_wrote_beyond_its_checkpoint(attempt, yard):

@@ -201,6 +201,7 @@ class Carriers:
             self.store,
             attempt_id=self._plan.attempt_id,
             made_from=prepared.made_from,
+            since_ns=prepared.ready_ns,
         )
 
     async def _rows_stored(self, cut: Mapping[str, int]) -> None:

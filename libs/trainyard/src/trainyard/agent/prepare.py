@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ class Prepared:
     made_from: list[str] = field(default_factory=list)  # ids of artifact versions
     code: dict[str, str] = field(default_factory=dict)  # the artifact it was unpacked from
     git: dict[str, Any] = field(default_factory=dict)  # where the code comes from
+    ready_ns: int = 0  # what changed later, by the clock of the file system, was written by the job; 0: everything was
 
 
 def checkpoint_folder(plan: Plan, root: Path) -> Path | None:
@@ -63,9 +65,17 @@ async def prepare(plan: Plan, folder: Path, store: Store, reaper: Reaper, note: 
             resolve_inside(root, plan.checkpoints.path)
         except OutsideJob as error:
             raise NodeFailed("CodeUnavailable", f"checkpoints.path: {error}") from error
-    if (checkpoints := checkpoint_folder(plan, root)) is not None:
+    checkpoints = checkpoint_folder(plan, root)
+    prepared.ready_ns = _now_on_disk(root)
+    if checkpoints is not None:
         prepared.restored = await _restore(plan, checkpoints, store, note)
     return prepared
+
+
+def _now_on_disk(folder: Path) -> int:
+    """Returns the current time of the clock that stamps the files around `folder`. Needs no space on a full disk."""
+    os.utime(folder)
+    return folder.stat().st_ctime_ns
 
 
 async def _restore(plan: Plan, folder: Path, store: Store, note: Note) -> Restored:

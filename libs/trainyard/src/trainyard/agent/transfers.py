@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 from pathlib import Path
 
 from trainyard.agent.confinement import OutsideJob, refuse_link_to_file, resolve_inside
@@ -34,19 +36,26 @@ async def _fetch(each: Input, root: Path, store: Store) -> str:
 
 
 async def store_outputs(
-    outputs: list[Output], root: Path, store: Store, *, attempt_id: str, made_from: list[str]
+    outputs: list[Output], root: Path, store: Store, *, attempt_id: str, made_from: list[str], since_ns: int = 0
 ) -> list[str]:
-    """Stores outputs found below `root`; returns what could not be stored, in words."""
+    """Stores outputs found below `root`; returns what could not be stored, in words.
+
+    Args:
+        since_ns: an output in which nothing changed after this time (`st_ctime_ns`) is code or input, and is not
+            stored; 0 stores every output.
+    """
     unstored = []
     for output in outputs:
         try:
-            await _store(output, root, store, attempt_id, made_from)
+            await _store(output, root, store, attempt_id, made_from, since_ns)
         except NodeFailed as error:
             unstored.append(error.message)
     return unstored
 
 
-async def _store(output: Output, root: Path, store: Store, attempt_id: str, made_from: list[str]) -> None:
+async def _store(
+    output: Output, root: Path, store: Store, attempt_id: str, made_from: list[str], since_ns: int
+) -> None:
     from trainyard.artifacts import FRUGAL, ArtifactError, upload
 
     try:
@@ -55,6 +64,12 @@ async def _store(output: Output, root: Path, store: Store, attempt_id: str, made
         if not path.exists():
             raise NodeFailed(
                 "OutputsNotStored", f"output '{output.path}' does not exist: the workers ended without writing it"
+            )
+        if since_ns and not await asyncio.to_thread(_changed_since, path, since_ns):
+            raise NodeFailed(
+                "OutputsNotStored",
+                f"output '{output.path}' holds only the code or inputs that were there before the workers started: "
+                "the workers ended without writing it",
             )
         base, names = (path, None) if path.is_dir() else (path.parent, [Path(path.name)])
         await store.call(
@@ -73,3 +88,14 @@ async def _store(output: Output, root: Path, store: Store, attempt_id: str, made
         )
     except (Refused, ArtifactError, OutsideJob, OSError) as error:
         raise NodeFailed("OutputsNotStored", f"output '{output.path}': {error}") from error
+
+
+def _changed_since(path: Path, time_ns: int) -> bool:
+    """Returns whether anything at or below `path` changed after a time. The kernel sets `st_ctime`; programs cannot."""
+    if path.lstat().st_ctime_ns > time_ns:
+        return True
+    return any(
+        os.lstat(os.path.join(folder, name)).st_ctime_ns > time_ns  # noqa: PTH118 (no Path for each of many files)
+        for folder, folders, files in os.walk(path)
+        for name in (*folders, *files)
+    )
