@@ -1,5 +1,6 @@
 """`from trainyard import tracker` in any script, inside of jobs and outside of them."""
 
+import hashlib
 import json
 import math
 import os
@@ -57,7 +58,8 @@ TWO_RUNS = """
         tracker.init(name, params={"lr": lr})
         for value in range(3):
             tracker.log({"loss": lr * value})
-        tracker.finish()
+        if "finish" in sys.argv:
+            tracker.finish()
         print(name, flush=True)
         sys.stdin.readline()
 """
@@ -86,22 +88,35 @@ def test_every_init_of_a_process_begins_a_run_of_its_own(home):
 
 
 def test_all_ranks_of_a_torchrun_begin_the_same_runs(home):
+    """With and without `finish`, and also when a rank records nothing in the first run."""
     environ = home.environ | {"TORCHELASTIC_RUN_ID": "two"}
-    code = textwrap.dedent(TWO_RUNS)
-    for rank in "01":
-        started = {"env": environ | {"RANK": rank}, "input": "\n\n", "text": True, "check": True, "timeout": WAIT_S}
-        subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL, **started)
+    quiet = "from trainyard import tracker; tracker.init('first'); tracker.init('second'); tracker.log({'loss': 1})"
+    both = textwrap.dedent(TWO_RUNS)
+    for rank, arguments in enumerate(([both], [both, "finish"], [quiet])):
+        started = {"env": environ | {"RANK": str(rank)}, "input": "\n\n", "text": True, "check": True}
+        command = [sys.executable, "-c", *arguments]
+        subprocess.run(command, stdout=subprocess.DEVNULL, timeout=WAIT_S, **started)
     runs = [json.loads((run / "run.json").read_text()) for run in (home.folder / "offline").iterdir()]
     assert sorted(run["name"] for run in runs) == ["first", "second"]
     for run in runs:
-        assert len(list((home.folder / "offline" / run["id"]).glob("*.*.*"))) == 2
+        logs = list((home.folder / "offline" / run["id"]).glob("*.*.*"))
+        assert len(logs) == (2 if run["name"] == "first" else 3)
 
 
-def test_without_a_yard_what_a_script_tracks_is_kept_and_shipped_later(home):
-    run_script(home, PLAIN)
+def test_without_a_yard_what_a_script_tracks_is_kept_and_shipped_later(home, tmp_path):
+    """With the code that ran, although the script was changed before the yard began."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(PLAIN))
+    ran = hashlib.sha256(script.read_bytes()).hexdigest()
+    subprocess.run([sys.executable, script], env=home.environ, check=True, timeout=WAIT_S)
+    wait_until(lambda: list((home.folder / "offline").glob("*/context.json")), "the run's context to be kept")
+    script.write_text("changed")
     home.up()
     wait_until(lambda: plain_runs(home) == EXPECTED, "the points of the script")
     wait_until(lambda: not any((home.folder / "offline").iterdir()), "the delivered run to be removed")
+    with home.client() as client:
+        [run] = client.runs()
+        assert client.run(run.id).code == {"script": "train.py", "digest": ran}
     home.down()
     home.assert_nothing_left()
 

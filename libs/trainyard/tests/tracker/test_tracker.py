@@ -324,6 +324,17 @@ def test_a_full_disk_is_not_asked_for_space_at_every_call(disk, monkeypatch):
     assert list(disk.folder.iterdir()) == []
 
 
+def test_a_run_that_a_full_disk_lets_not_begin_leaves_nothing_behind(disk, monkeypatch):
+    monkeypatch.delenv("TRAINYARD_TRACKER_DIR", raising=False)
+    monkeypatch.setenv("TRAINYARD_HOME", str(disk.folder))
+    monkeypatch.setattr(writing, "RETRY_S", 0.0)
+    disk.fill()
+    session = Session()
+    for step in range(3):
+        session.log({"loss": 1}, step=step)
+    assert list((disk.folder / "offline").iterdir()) == []
+
+
 class Tensor:
     """A value on a device, as far as the tracker looks at one: it must never be waited for."""
 

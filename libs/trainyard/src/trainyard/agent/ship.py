@@ -9,7 +9,9 @@ Without a yard everything stays where it is: the next yard starts a shipper for 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -19,6 +21,7 @@ from typing import Any
 
 from trainyard_protos.v1 import metrics_pb2
 
+from trainyard import files
 from trainyard.agent.facts import add_facts, context
 from trainyard.agent.link import Link
 from trainyard.agent.owner import ended
@@ -30,6 +33,8 @@ from trainyard.tracker.offline import FINISHED_FILE, RUN_FILE
 
 LAST_TRY_S = 30.0
 LOCK_FILE = "shipping"
+CONTEXT_FILE = "context.json"
+"""In a run's folder: where the run began, and of which code."""
 
 
 async def ship(folder: Path) -> bool:
@@ -56,7 +61,7 @@ async def ship(folder: Path) -> bool:
 
 async def _deliver(folder: Path, home: Path) -> bool:
     description = json.loads((folder / RUN_FILE).read_bytes())
-    run = await asyncio.to_thread(_run, description)
+    run = await asyncio.to_thread(_run, folder, description)
     ca_file = os.environ.get("TRAINYARD_CA_FILE", "")
     link = Link(token=await _token(home, description), endpoint_file=str(home / YARD_FILE), ca_file=ca_file)
     early: list[dict[str, Any]] = []
@@ -117,16 +122,40 @@ async def _owner_ended(description: dict[str, Any]) -> None:
         await ended(description["pid"], description["start_time"])
 
 
-def _run(description: dict[str, Any]) -> metrics_pb2.Run:
-    about = description["context"]
-    script = Path(about["cwd"], *about["argv"][:1])
-    git = git_context(script.parent if script.is_file() else Path(about["cwd"]))
+def _run(folder: Path, description: dict[str, Any]) -> metrics_pb2.Run:
     return metrics_pb2.Run(
         id=description["id"],
         name=description["name"],
         created_ns=description["created_ns"],
-        context=json.dumps({**context(git), **about}),
+        context=_context(folder / CONTEXT_FILE, description["context"]),
     )
+
+
+def _context(file: Path, about: dict[str, Any]) -> str:
+    """Returns the context of a run as JSON.
+
+    The run's first shipper, which starts with the run, records it: the code may have changed when a later shipper
+    delivers the run.
+    """
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        found = json.dumps({**_code_context(about), **about})
+    with contextlib.suppress(OSError):  # a full disk: a later shipper records what it finds
+        files.replace(file, found.encode())
+    return found
+
+
+def _code_context(about: dict[str, Any]) -> dict[str, Any]:
+    script = Path(about["cwd"], *about["argv"][:1])
+    if not script.is_file():
+        return context(git_context(Path(about["cwd"])))
+    return context(git_context(script.parent), {"script": script.name, "digest": _digest(script)})
+
+
+def _digest(script: Path) -> str:
+    with script.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 async def ship_all(folder: Path) -> None:

@@ -36,8 +36,8 @@ def init(
 ) -> None:
     """Says what this run is. Nobody has to: the first call of anything begins the run.
 
-    After `finish`, outside of any job, it begins another run. A job has one run for each attempt, however often this is
-    called.
+    Outside of any job, each call after the first begins another run, and ends the one before as `finish` does. A job
+    has one run for each attempt, however often this is called.
 
     Args:
         name: of a run outside of any job; to be given before anything else is recorded. A job's run has the job's name.

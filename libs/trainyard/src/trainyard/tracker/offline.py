@@ -10,6 +10,7 @@ torchrun: the processes that one torchrun started make one run together, each wi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -73,7 +74,13 @@ def begin() -> Path:
         home().mkdir(parents=True, exist_ok=True, mode=0o700)
         run_folder = folder() / owner.run_id
         run_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if _describe(run_folder, owner):
+        try:
+            described = _describe(run_folder, owner)
+        except OSError:  # the disk is full: the next try makes a folder of its own
+            with contextlib.suppress(OSError):
+                run_folder.rmdir()  # unless another process of the run has written to it
+            raise
+        if described:
             _start_shipper(run_folder)
         _run_folder = run_folder
     return _run_folder
@@ -83,9 +90,9 @@ def leave() -> None:
     """What is recorded from now on makes another run. Forked children stay in theirs."""
     global _run_folder, _name, _number
     left, _run_folder, _name = _run_folder, None, ""
+    _number += 1  # also of a run to which this process wrote nothing: another rank may have
     if left is None:
         return
-    _number += 1
     if json.loads((left / RUN_FILE).read_bytes())["pid"] == os.getpid():
         (left / FINISHED_FILE).touch()
 
@@ -114,13 +121,13 @@ def _describe(run_folder: Path, owner: _Owner) -> bool:
         "context": context,
     }
     draft = run_folder / f"{RUN_FILE}.{os.getpid()}"
-    draft.write_text(json.dumps(description))
     try:
+        draft.write_text(json.dumps(description))
         os.link(draft, run_folder / RUN_FILE)
     except FileExistsError:
         return False
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     return True
 
 

@@ -40,6 +40,7 @@ class Session:
         self._log = Log()
         self._next_step = 0
         self._finished = False
+        self._begun = False  # by `init`, which was called since the last `finish`
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         try:
@@ -133,14 +134,17 @@ class Session:
     def init(self, name: object | None) -> None:
         try:
             with self._lock:
-                another, self._finished = self._finished, False
+                another = self._finished or self._begun
                 if os.environ.get(FOLDER_VARIABLE):
+                    self._begun, self._finished = True, False
                     if another:
                         self._warn("a job has one run: what is recorded after this init() goes there as well")
                     return
                 if another:
+                    self.finish()
                     self._next_step = 0
                     offline.leave()
+                self._begun, self._finished = True, False
                 if name is not None:
                     offline.call_run(str(name))
         except Exception as error:
@@ -167,7 +171,7 @@ class Session:
         try:
             with self._lock:
                 self._catch_up(wait=True)
-                self._finished = True
+                self._finished, self._begun = True, False
                 self._log, ended = Log(), self._log
                 ended.close()
         except Exception as error:
