@@ -20,6 +20,8 @@ DIFF_BYTES = 256 * 1024
 """Most bytes of a diff that are kept."""
 DIFF_VARIABLE = "TRAINYARD_GIT_DIFF"
 """Environment variable: `off` leaves diffs out of every run's context."""
+CUT_MARK = "... cut here: "
+"""Begins the last line of a diff that was longer."""
 _DEADLINE_S = 10.0
 _LABEL = "git."
 _LABEL_LENGTH = 240
@@ -195,7 +197,7 @@ def _diff(git: Git, changed: Sequence[tuple[str, str]], allowed: frozenset[str] 
     cut = len(data) > DIFF_BYTES or len(shown) < len(names)
     if cut:
         data = data[: data.rfind(b"\n", 0, DIFF_BYTES) + 1]
-    mark = f"... cut here: only the first {DIFF_BYTES // 1024} KiB are kept\n" if cut else ""
+    mark = f"{CUT_MARK}only the first {DIFF_BYTES // 1024} KiB are kept\n" if cut else ""
     return data.decode(errors="replace") + mark
 
 

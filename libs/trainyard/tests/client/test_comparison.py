@@ -112,6 +112,29 @@ def test_code_that_was_deleted_is_told_as_not_known() -> None:
     assert facts(run(), run(), codes=codes) == {"code.digest": ("not known: d@1 was deleted", "bb" * 6)}
 
 
+CLEAN = {"commit": "aaa", "dirty": False}
+
+
+@pytest.mark.parametrize(
+    ("git", "diff", "code", "unknown"),
+    [
+        ({}, "", Code(), "the code, which was in no git repository"),
+        ({}, "", Code(digest="aa" * 32), "modules other than the script"),
+        ({}, "", Code("d@1", "aa" * 32), ""),
+        (CLEAN, "", Code(), ""),
+        (CLEAN | {"untracked": ["model.py"]}, "", Code(), "files that git does not track"),
+        (CLEAN | {"dirty": True}, DIFF, Code(), ""),
+        (CLEAN | {"dirty": True}, "", Code(), "changes that were not committed"),
+        (CLEAN | {"dirty": True}, f"{DIFF}... cut here: only the first", Code(), "changes that were not committed"),
+    ],
+)
+def test_code_that_was_not_recorded_is_named(git: dict[str, Any], diff: str, code: Code, unknown: str) -> None:
+    """So that nobody takes it for the same."""
+    same = run(context={"git": git} if git else {})
+    found = compare([same, same], [diff, diff], [code, code])
+    assert (found.rows, found.unknown) == ((), (unknown, unknown))
+
+
 @given(PARAMS)
 def test_a_run_never_differs_from_itself(params: dict[str, Any]) -> None:
     same = run(params=params, values={"nan": math.nan})

@@ -91,6 +91,7 @@ def comparison(found: Comparison, *, wide: bool) -> None:
         say("nothing differs")
     else:
         tables.show(headers, rows)
+    _warn_of_unknown_code(found)
     first, second = found.diffs[:2]
     if len(found.runs) == 2 and (change := change_between(first, second)):
         lines = change.splitlines()
@@ -114,9 +115,21 @@ def code_change(found: Comparison) -> None:
         change = "added" if first is None else "removed" if second is None else "changed"
         say(f"{change}  {row.name.removeprefix(FILES)}")
     if not files and any(row.part == "code" and row.differs for row in found.rows):
-        terminal.complain("the code differs; in which files is not known, because a version of it was deleted")
-    elif not files:
+        terminal.complain("the code differs; the files of both are not recorded, or a version of it was deleted")
+    elif not files and not _warn_of_unknown_code(found):
         terminal.complain("the uncommitted code of both is the same")
+
+
+def _warn_of_unknown_code(found: Comparison) -> bool:
+    """Reports code that may differ although no recorded code does; returns whether there is any."""
+    if found.code_differs:
+        return False
+    for run, what in zip(found.runs, found.unknown, strict=True):
+        if what:
+            terminal.complain(
+                f"not compared: {what}, of {run.name} ({words.short(run.id)}), because no run records that"
+            )
+    return any(found.unknown)
 
 
 def _show_change(lines: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from trainyard_protos.v1 import artifacts_pb2
 
 from trainyard.client.names import SYSTEM_PREFIX
 from trainyard.client.records import Run
+from trainyard.source import CUT_MARK
 
 PARTS = ("params", "spec", "tags", "notes", "code", "git", "context", "metrics")
 FILES = "files."
@@ -77,11 +78,18 @@ class Comparison:
         runs: in the order asked for.
         rows: what differs (or everything), by part and name.
         diffs: of each run, its code against its commit; "" where there is none.
+        unknown: of each run, which code was not recorded, in words; "" when all of its code was.
     """
 
     runs: tuple[Run, ...]
     rows: tuple[Row, ...]
     diffs: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def code_differs(self) -> bool:
+        """Whether the recorded code of the runs differs."""
+        return any(row.differs for row in self.rows if row.part in ("code", "git"))
 
 
 def compare(
@@ -105,7 +113,20 @@ def compare(
             each.pop(_CODE_REFERENCE, None)
     keys = sorted({key for each in facts for key in each}, key=lambda key: (PARTS.index(key[0]), key[1]))
     rows = [Row(part, name, tuple(each.get((part, name)) for each in facts)) for part, name in keys]
-    return Comparison(tuple(runs), tuple(row for row in rows if everything or row.differs), diffs)
+    unknown = tuple(_unknown_code(*each) for each in zip(runs, diffs, codes, strict=True))
+    return Comparison(tuple(runs), tuple(row for row in rows if everything or row.differs), diffs, unknown)
+
+
+def _unknown_code(run: Run, diff: str, code: Code) -> str:
+    """Returns which code of a run was not recorded; "" when an artifact or a commit with its diff has all of it."""
+    if code.artifact and code.digest:
+        return ""
+    git = run.git
+    if not git.get("commit"):
+        return "modules other than the script" if code.digest else "the code, which was in no git repository"
+    if git.get("dirty") and (not diff or CUT_MARK in diff):
+        return "changes that were not committed"
+    return "files that git does not track" if git.get("untracked") else ""
 
 
 def change_between(diff: str, other: str) -> str:
