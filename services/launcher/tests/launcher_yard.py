@@ -200,9 +200,12 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
 class Metrics(metrics_pb2_grpc.MetricsServiceServicer):
     def __init__(self, scheduler: Scheduler) -> None:
         self.deleted: list[tuple[str, str]] = []
+        self.broken: set[str] = set()  # jobs whose runs cannot be removed
         self._scheduler = scheduler
 
     async def DeleteJobRuns(self, request, context):
+        if request.job_id in self.broken:
+            raise RuntimeError("a file of this run cannot be removed")
         self.deleted.append((request.workspace, request.job_id))
         await self._scheduler.tell()
         return metrics_pb2.DeleteJobRunsResponse()

@@ -394,6 +394,15 @@ async def test_what_nothing_is_kept_of_is_forgotten_in_the_workspace_the_schedul
     assert yard.metrics.deleted == [("vision", "job-1")]
 
 
+async def test_runs_that_metrics_cannot_remove_keep_no_others(yard: Yard) -> None:
+    yard.metrics.broken.add("job-1")
+    yard.send_forget("job-1", ["attempt-1"])
+    yard.send_forget("job-2", ["attempt-2"])
+    await yard.scheduler.until(lambda: ("default", "job-2") in yard.metrics.deleted)
+    yard.metrics.broken.clear()
+    await yard.removed()
+
+
 async def test_what_a_lost_message_was_about_is_forgotten_nevertheless(tmp_path: Path) -> None:
     async with running_yard(tmp_path, reconcile_s=0.2) as yard:
         attempt = yard.assign(python("pass"))

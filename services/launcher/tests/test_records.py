@@ -4,6 +4,7 @@ nothing after its end."""
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from servicekit.ids import new_id
 from trainyard.channel import connect
 from trainyard_launcher.backends.process import ProcessBackend
 from trainyard_launcher.backends.process.agents import AGENT
+from trainyard_launcher.backends.process.folders import AttemptFolder
 from trainyard_protos.v1 import artifacts_pb2, artifacts_pb2_grpc, metrics_pb2, metrics_pb2_grpc, scheduler_pb2
 
 TRACK = """
@@ -103,14 +105,31 @@ async def test_records_of_a_failed_attempt_are_delivered_when_metrics_is_back(ya
     await delivered(yard, attempt)
 
 
-async def test_the_next_launcher_delivers_what_the_one_before_could_not(yard: Yard) -> None:
+@pytest.mark.parametrize("over", [False, True])
+async def test_the_next_launcher_delivers_what_the_one_before_could_not(yard: Yard, over: bool) -> None:
+    """Whether the one before had closed the attempt, or not yet."""
     attempt = yard.assign(FAIL)
     await ended(yard, attempt)
     await yard.close()
+    if over:
+        (yard.home / "attempts" / attempt / "over").touch()
     (yard.node(attempt) / "token").write_text("one that has expired")
     yard.gate.closed = False
     await yard.open()
     await delivered(yard, attempt)
+
+
+async def test_a_full_disk_that_takes_no_mark_of_the_end_keeps_no_records(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_folder: AttemptFolder) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(AttemptFolder, "mark_over", fail)
+    attempt = yard.assign(FAIL)
+    await ended(yard, attempt)
+    yard.gate.closed = False
+    await until(lambda: not undelivered(yard, attempt))
 
 
 async def test_records_of_all_nodes_are_delivered_when_one_of_them_failed(yard: Yard, tmp_path: Path) -> None:

@@ -6,6 +6,13 @@ from pathlib import Path
 
 import pytest
 
+FULL_TERMINATION_LOG = """
+mount -t tmpfs tmpfs "$0"
+for device in null zero urandom full; do touch "$0/$device"; mount --bind "/dev/$device" "$0/$device"; done
+ln -s full "$0/termination-log"
+mount --rbind "$0" /dev
+exec "$@"
+"""
 FILL = "cat /dev/zero > filler 2>/dev/null; "
 
 
@@ -29,6 +36,17 @@ async def test_a_worker_that_succeeds_on_a_full_disk_leaves_the_record_of_its_su
     run = attempt(["sh", "-c", FILL + "exit 0"])
     small_disk(run.folder)
     assert (await run.run()).reason == "Completed"
+
+
+async def test_a_pod_whose_termination_message_finds_no_room_ends_as_what_it_was(attempt, yard, tmp_path):
+    devices = tmp_path / "dev"
+    devices.mkdir()
+    run = attempt(["sh", "-c", "exit 3"], in_image=True)
+    await run.start("unshare", "-m", "sh", "-ec", FULL_TERMINATION_LOG, devices)
+    assert await run.wait() == 3
+    told = (await yard.launcher.wait_for(lambda each: each.phase.phase == "ended")).phase.exit
+    assert (told.reason, told.exit_code) == ("WorkerFailed", 3)
+    assert "ExitNotRecorded" in yard.launcher.notes()
 
 
 async def test_an_end_that_cannot_be_recorded_is_told_to_the_launcher(attempt, small_disk, yard):

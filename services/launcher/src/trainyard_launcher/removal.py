@@ -21,6 +21,7 @@ from trainyard_launcher.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 _Tombstones = Sequence[scheduler_pb2.Tombstone]
+_UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 class Removal:
@@ -97,7 +98,7 @@ class Removal:
         return [tombstone for tombstone in ours if gone.issuperset(tombstone.attempt_ids)]
 
     async def _remove_runs(self, tombstones: _Tombstones) -> _Tombstones:
-        """Those whose runs metrics has removed. While it is away it is asked for one alone."""
+        """Returns those whose runs metrics has removed. While metrics is away, this asks it for one tombstone only."""
         done = []
         for tombstone in tombstones:
             if tombstone.pool:
@@ -110,6 +111,8 @@ class Removal:
                     "runs not removed",
                     extra={"job": tombstone.job_id, "code": str(error.code()), "why": error.details()},
                 )
-                break
+                if error.code() in _UNREACHABLE:
+                    break
+                continue  # metrics failed to remove this one, and may well remove the others
             done.append(tombstone)
         return done

@@ -220,7 +220,10 @@ class Node:
             # The session says the same; only a launcher that is away as well never hears of it.
             self._carriers.note("ExitNotRecorded", f"the record of the node's end could not be written: {error}")
         if self._plan.in_image:
-            await asyncio.to_thread(write_termination, exit)
+            try:
+                await asyncio.to_thread(write_termination, exit)
+            except OSError as error:
+                self._carriers.note("ExitNotRecorded", f"the pod's termination message could not be written: {error}")
 
     def _allowed_s(self, order: StopOrder) -> float:
         return verdict.storing_s(order, self._plan.drain_timeout_s)

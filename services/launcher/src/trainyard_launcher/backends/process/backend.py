@@ -440,7 +440,10 @@ class ProcessBackend:
         self._records.pop(attempt_id, None)
         self._left.pop(attempt_id, None)
         async with self._afterwards:
-            await self._in_thread(self._folder(attempt_id).mark_over)
+            try:
+                await self._in_thread(self._folder(attempt_id).mark_over)
+            except OSError as error:  # the disk is full: the next launcher reports this end once more
+                logger.error("attempt not marked as over", extra={"attempt": attempt_id, "why": str(error)})
             undelivered = await self._in_thread(self._folder(attempt_id).undelivered)
         for index in undelivered:
             self._delivery.add(attempt_id, index)
