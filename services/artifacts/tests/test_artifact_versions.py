@@ -274,6 +274,13 @@ async def test_an_older_step_that_arrives_late_displaces_no_newer_one_of_its_att
     assert (await user.GetVersion(pb.GetVersionRequest(reference="checkpoints-job-1"))).version.checkpoint.step == 11
 
 
+async def test_latest_stays_at_the_newest_step_when_an_older_one_that_arrives_late_is_kept(yard, tree):
+    for step in (12, 9):
+        await checkpoint(yard.attempt(fence=1), tree({"a": bytes([step])}), step)
+    latest = await yard.user().GetVersion(pb.GetVersionRequest(reference="checkpoints-job-1@latest"))
+    assert latest.version.checkpoint.step == 12
+
+
 async def test_a_later_attempt_may_begin_again_at_an_older_step(yard, tree):
     await checkpoint(yard.attempt(fence=1), tree({"a": b"1"}), 12, keep_last=1)
     await checkpoint(yard.attempt(fence=2), tree({"a": b"2"}), 3, keep_last=1)
