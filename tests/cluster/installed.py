@@ -67,7 +67,6 @@ def _install(release: Release, values: Mapping[str, Any]) -> None:
         "workerImage": {"repository": repository, "tag": tag},
         "jobs": {"podTemplate": machine_template(), "hostPaths": True, "podSecurity": "privileged"},
         "gateway": {"replicas": 1},
-        "launcher": {"env": {"TRAINYARD_LAUNCHER_AGENT_CPU": 0.05}},
         "operator": release.values["operator"],
     }
     release.install(**(given | {part: given.get(part, {}) | value for part, value in values.items()}))

@@ -141,7 +141,4 @@ def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(relea
     release.kubectl("delete", "trainingjob", "by-kubectl", f"--timeout={int(PATIENCE_S)}s")
 
 
-SMALL: dict[str, Any] = {
-    "gateway": {"replicas": 1},
-    "launcher": {"env": {"TRAINYARD_LAUNCHER_AGENT_CPU": 0.05}},
-}
+SMALL: dict[str, Any] = {"gateway": {"replicas": 1}}

@@ -114,7 +114,6 @@ def test_it_works_with_servers_and_secrets_of_others(release: Release, make_stor
             tls={"existingSecret": "certificate"},
             scheduler={"replicas": 2},
             gateway={"replicas": 1},
-            launcher={"env": {"TRAINYARD_LAUNCHER_AGENT_CPU": 0.05}},
         )
         release.helm("test", release.name, f"--timeout={int(PATIENCE_S)}s")
         assert release.secrets().keys() == {

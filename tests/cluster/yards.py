@@ -132,8 +132,6 @@ class ClusterYard(Server):
         launcher = {f"KUBERNETES_{name}": value for name, value in of_kubernetes.items()} | {
             "BACKEND": "kubernetes",
             "POOL": self.namespace,
-            "AGENT_CPU": "0.05",
-            "AGENT_MEMORY": str(256 * 2**20),
         }
         return {f"TRAINYARD_LAUNCHER_{name}": value for name, value in (launcher | dict(self._settings)).items()}
 

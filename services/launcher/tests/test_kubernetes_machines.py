@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 from trainyard.cluster import ApiError
-from trainyard_launcher.backends.kubernetes import foreign, losses, machines, pods
+from trainyard_launcher.backends.kubernetes import foreign, losses, machines, manifests, placement, pods
 from trainyard_launcher.backends.kubernetes.judge import Judge
 from trainyard_launcher.backends.kubernetes.leases import Leases
 from trainyard_launcher.backends.kubernetes.merge import merged
@@ -224,7 +224,7 @@ def test_a_template_stays_as_it_is_when_pods_are_kept_away_from_machines() -> No
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     template = {"spec": {"affinity": {"nodeAffinity": required}}}
     before = copy.deepcopy(template)
-    machines.avoid(merged({"spec": {}}, template)["spec"], {"lost"})
+    placement.avoid(merged({"spec": {}}, template)["spec"], {"lost"})
     assert template == before
 
 
@@ -235,12 +235,12 @@ def test_a_pod_is_kept_away_from_machines_whatever_else_is_wished_for() -> None:
     }
     plain: dict[str, Any] = {}
     for spec in (wish, plain):
-        machines.avoid(spec, {"b", "a"})
+        placement.avoid(spec, {"b", "a"})
         required = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         for term in required["nodeSelectorTerms"]:
             assert [each["values"] for each in term["matchFields"]] == [["a"], ["b"]]
     untouched: dict[str, Any] = {}
-    machines.avoid(untouched, ())
+    placement.avoid(untouched, ())
     assert untouched == {}
 
 
@@ -289,12 +289,12 @@ def test_a_pod_of_somebody_else_takes_what_its_containers_ask_for() -> None:
     }
     taken = foreign.read({"spec": spec})
     assert taken.machine == "node-1"
-    assert taken.amounts == pytest.approx({"cpu": 0.76, "memory": 3 * 2**30})
+    assert taken.amounts == pytest.approx({"cpu": 0.76, "memory": 3 * 2**30, "pods": 1})
 
 
 def test_a_container_that_has_limits_alone_asks_for_them() -> None:
     gpus = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "2"}}}
-    assert foreign.read({"spec": {"nodeName": "one", "containers": [gpus]}}).amounts == {"nvidia.com/gpu": 2}
+    assert foreign.read({"spec": {"nodeName": "one", "containers": [gpus]}}).amounts == {"nvidia.com/gpu": 2, "pods": 1}
 
 
 @pytest.mark.parametrize(("kind", "resident"), [("DaemonSet", True), ("Node", True), ("ReplicaSet", False)])
@@ -307,25 +307,72 @@ def amounts_of(resources: common_pb2.Resources) -> tuple[float, int, int]:
     return resources.cpu, resources.memory_bytes, resources.gpu
 
 
+def node(name: str = "one", *, ready: bool = True, **spec: Any) -> machines.Machine:
+    amounts = {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "4", "pods": "110"}
+    status = {"conditions": [{"type": "Ready", "status": str(ready)}], "allocatable": amounts}
+    return machines.read({"metadata": {"name": name, "labels": {"host": name}}, "spec": spec, "status": status})
+
+
 def test_machines_offer_what_others_leave_and_tell_what_guests_have() -> None:
-    amounts = {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": "4"}
-    node = machines.read(
-        {
-            "metadata": {"name": "one"},
-            "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": amounts},
-        }
-    )
-    settings = Settings(agent_cpu=0.5, agent_memory=0)
+    settings = Settings()
     guests = foreign.total([foreign.Taken("one", {"cpu": 1, "nvidia.com/gpu": 1}), foreign.Taken("one", {"cpu": 0.5})])
-    [offered] = machines.offered([node], settings, {"one": {"cpu": 0.5}}, guests)
-    assert amounts_of(offered.total) == (1.5, 2**33, 3)
+    [offered], _ = machines.offered([node()], settings, {"one": {"cpu": 0.5, "pods": 7}}, guests)
+    assert amounts_of(offered.total) == (2, 2**33, 3)
     assert amounts_of(offered.others) == (1.5, 0, 1)
+    assert offered.total.pods == 103
     greedy = {"one": {"cpu": 9, "memory": 2**40, "nvidia.com/gpu": 9}}
-    [full] = machines.offered([node], settings, guests=greedy)
-    assert (amounts_of(full.total), amounts_of(full.others)) == ((0, 0, 0), (3.5, 2**33, 4))
-    [nothing] = machines.offered([node], settings, greedy, greedy)
+    [full], _ = machines.offered([node()], settings, guests=greedy)
+    assert (amounts_of(full.total), amounts_of(full.others)) == ((0, 0, 0), (4, 2**33, 4))
+    [nothing], _ = machines.offered([node()], settings, greedy, greedy)
     assert amounts_of(nothing.total) == (0, 0, 0)
     assert not nothing.HasField("others")
+
+
+def test_machines_announce_labels_and_the_taints_that_no_template_tolerates() -> None:
+    taints = [{"key": key, "value": "x", "effect": "NoSchedule"} for key in ("ours", "theirs")]
+    template = {"tolerations": [{"key": "ours", "operator": "Exists"}]}
+    [offered], _ = machines.offered([node(taints=taints)], Settings(), template=template)
+    assert dict(offered.labels) == {"host": "one"}
+    assert [(each.key, each.value, each.effect) for each in offered.taints] == [("theirs", "x", "NoSchedule")]
+
+
+def test_machines_that_take_nothing_now_are_told_apart() -> None:
+    pressure = {"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}
+    nodes = [node(), node("gone", ready=False), node("cordoned", unschedulable=True), node("full", taints=[pressure])]
+    usable, unusable = machines.offered(nodes, Settings())
+    assert [each.name for each in usable] == ["one"]
+    assert [each.name for each in unusable] == ["cordoned", "full", "gone"]
+
+
+def affinity(**term: Any) -> dict[str, Any]:
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+    return {"affinity": {"nodeAffinity": required}}
+
+
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        ({}, ["one", "two"]),
+        ({"nodeSelector": {"host": "two"}}, ["two"]),
+        (affinity(matchExpressions=[{"key": "host", "operator": "NotIn", "values": ["two"]}]), ["one"]),
+        (affinity(matchExpressions=[{"key": "host", "operator": "DoesNotExist"}]), []),
+        (affinity(matchFields=[{"key": "metadata.name", "operator": "In", "values": ["two"]}]), ["two"]),
+    ],
+)
+def test_machines_to_which_the_template_lets_no_pod_go_are_none_of_the_pool(
+    template: dict[str, Any], names: list[str]
+) -> None:
+    usable, unusable = machines.offered([node("one"), node("two")], Settings(), template=template)
+    assert [each.name for each in usable] == names
+    assert unusable == []
+
+
+def test_each_pod_takes_what_its_agent_and_the_template_ask_for_beside_the_job() -> None:
+    settings = Settings(identity="here")
+    plain = foreign.read(manifests.overhead("yard:1", settings)).amounts
+    assert plain == pytest.approx({"cpu": 0.05, "memory": 96 * 2**20, "pods": 1})
+    sidecar = {"spec": {"containers": [{"name": "logs", "resources": {"requests": {"cpu": "100m"}}}]}}
+    assert foreign.read(manifests.overhead("yard:1", settings, sidecar)).amounts["cpu"] == pytest.approx(0.15)
 
 
 # What a pod's status means

@@ -371,10 +371,10 @@ def node(name: str = "node-1", *, ready: str = "True", **spec: Any) -> machines.
     return machines.read({"metadata": {"name": name}, "spec": spec, "status": status})
 
 
-def test_machines_offer_what_pods_can_have_less_the_agents_share() -> None:
-    [offered] = machines.offered([node()], SETTINGS)
-    assert offered.total.cpu == pytest.approx(3.42)
-    assert (offered.total.memory_bytes, offered.total.gpu) == (8137 * 2**20 - 2**20, 4)
+def test_machines_offer_what_pods_can_have() -> None:
+    [offered], _ = machines.offered([node()], SETTINGS)
+    assert offered.total.cpu == pytest.approx(3.92)
+    assert (offered.total.memory_bytes, offered.total.gpu, offered.total.pods) == (8137 * 2**20, 4, 110)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_machines_that_take_no_pods_are_not_offered() -> None:
         node(unschedulable=True),
         node(taints=[{"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]),
     ]
-    assert machines.offered(away, SETTINGS) == []
+    assert machines.offered(away, SETTINGS)[0] == []
 
 
 @pytest.mark.parametrize(
@@ -407,26 +407,27 @@ def test_machines_that_take_no_pods_are_not_offered() -> None:
         ("pool=train:NoSchedule", {"key": "other", "operator": "Exists"}, False),
     ],
 )
-def test_machines_with_taints_are_offered_when_every_pod_tolerates_them(
+def test_machines_announce_no_taints_that_every_pod_tolerates(
     taint: str, toleration: dict[str, str], goes: bool
 ) -> None:
     key, _, rest = taint.partition("=")
     value, _, effect = rest.partition(":")
     machine = node(taints=[{"key": key, "value": value, "effect": effect}])
-    assert bool(machines.offered([machine], SETTINGS, tolerations=[toleration])) == goes
+    [offered], _ = machines.offered([machine], SETTINGS, template={"tolerations": [toleration]})
+    assert (not offered.taints) == goes
 
 
 def test_machines_for_gpus_are_offered_and_pods_that_ask_for_some_go_there() -> None:
     machine = node(taints=[{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}])
-    assert machines.offered([machine], SETTINGS)
-    assert taints.tolerated(machine.taints, pod_spec(gpu=1)["tolerations"])
+    assert machines.offered([machine], SETTINGS)[0][0].taints
+    assert not taints.untolerated(machine.taints, pod_spec(gpu=1)["tolerations"])
     assert "tolerations" not in pod_spec()
 
 
 def test_no_toleration_opens_a_cordoned_machine() -> None:
     taint = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
     cordoned = node(unschedulable=True, taints=[taint])
-    assert machines.offered([cordoned], SETTINGS, tolerations=[{"operator": "Exists"}]) == []
+    assert machines.offered([cordoned], SETTINGS, template={"tolerations": [{"operator": "Exists"}]})[0] == []
 
 
 def lost(ready: dict[str, bool], silent_s: losses.Silences) -> Set[str]:

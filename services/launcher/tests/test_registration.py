@@ -22,7 +22,7 @@ async def announced(scheduler: Scheduler, machines: list[scheduler_pb2.Machine])
 
 async def test_every_try_announces_the_machines_of_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machines: list[scheduler_pb2.Machine] = []
-    monkeypatch.setattr(ProcessBackend, "machines", lambda _: machines)
+    monkeypatch.setattr(ProcessBackend, "offer", lambda _: scheduler_pb2.RegisterPoolRequest(machines=machines))
     async with running_yard(tmp_path) as yard:
         yard.scheduler.no_pools = True
         await announced(yard.scheduler, [])

@@ -3,42 +3,13 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from trainyard_protos.v1 import common_pb2 as c
 from trainyard_protos.v1 import scheduler_pb2 as s
-from trainyard_scheduler.domain.admission import NOTHING, Amount, Demand, place
 
 from services.scheduler.tests.conftest import OpenYard
 from services.scheduler.tests.yard import COMPLETED, Clock, Yard, document
 
 GI = 1 << 30
-
-amounts = st.builds(Amount, st.integers(0, 8000), st.integers(0, 8 * GI), st.integers(0, 8))
-
-
-@given(nodes=st.integers(1, 6), node=amounts, machines=st.lists(amounts, min_size=1, max_size=4))
-def test_a_placement_never_takes_more_than_a_machine_has(nodes: int, node: Amount, machines: list[Amount]) -> None:
-    free = {f"m{i}": size for i, size in enumerate(machines)}
-    chosen = place(Demand(nodes, node), free)
-    if chosen is not None:
-        assert len(chosen) == nodes
-        for name, size in free.items():
-            assert node.times(chosen.count(name)).fits_in(size)
-
-
-@given(nodes=st.integers(1, 6), node=amounts, machines=st.lists(amounts, min_size=1, max_size=4))
-def test_a_gang_that_is_refused_would_not_fit_any_way(nodes: int, node: Amount, machines: list[Amount]) -> None:
-    def room_for(size: Amount) -> int:
-        taken = NOTHING
-        for count in range(nodes):
-            taken = taken.plus(node)
-            if not taken.fits_in(size):
-                return count
-        return nodes
-
-    fits = sum(room_for(size) for size in machines) >= nodes
-    assert (place(Demand(nodes, node), {f"m{i}": m for i, m in enumerate(machines)}) is not None) == fits
 
 
 async def pending_of(yard: Yard, job: s.Job) -> s.Pending:

@@ -188,8 +188,8 @@ class Backend(Protocol):
         """Whether records that metrics lacks at a node's end are kept. Else they are lost."""
         ...
 
-    def machines(self) -> Sequence[scheduler_pb2.Machine]:
-        """What there is to run on."""
+    def offer(self) -> scheduler_pb2.RegisterPoolRequest:
+        """What there is to run on, as a registration says it; without pool and lease."""
         ...
 
     async def open(self, observer: Observer) -> Sequence[Found]:

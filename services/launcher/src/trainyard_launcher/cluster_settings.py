@@ -46,6 +46,11 @@ class ClusterSettings(ServiceSettings):
     """Whether jobs may mount folders of the nodes."""
     kubernetes_pod_template: str = ""
     """YAML file that is merged into every pod: volumes, tolerations and the like that all jobs get."""
+    kubernetes_machine_kinds: str = ""
+    """JSON list of the kinds of machines that a cluster autoscaler makes when pods need them: of each `name`, `max`,
+    `resources`, `labels`, `taints` and `provisionTimeout`. The guide "Install on a cluster" explains them."""
+    kubernetes_unschedulable_patience_s: float = Field(default=60, ge=0)
+    """How long a pod may find no room on its machine before the job returns to its place in the queue."""
     kubernetes_gpu_resource: str = "nvidia.com/gpu"
     """Name of the resource that GPUs are."""
     kubernetes_drain_timeout_s: float = Field(default=120, ge=0)

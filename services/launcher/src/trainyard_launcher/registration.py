@@ -13,7 +13,7 @@ import grpc
 from servicekit.disk import create_once
 from servicekit.ids import new_id
 from trainyard.home import LAUNCHER_ID_FILE
-from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
+from trainyard_protos.v1 import scheduler_pb2_grpc
 
 from trainyard_launcher.backend import Backend
 from trainyard_launcher.scheduler import backoff, is_away
@@ -58,9 +58,8 @@ async def keep_registered(
     pauses = backoff(most_s=settings.renew_s)
     until = time.monotonic()
     while True:
-        request = scheduler_pb2.RegisterPoolRequest(
-            pool=settings.pool, launcher_id=launcher_id, machines=backend.machines(), lease_s=settings.lease_s
-        )
+        request = backend.offer()
+        request.pool, request.launcher_id, request.lease_s = settings.pool, launcher_id, settings.lease_s
         asked = time.monotonic()
         try:
             answer = await stub.RegisterPool(request, timeout=settings.call_timeout_s)

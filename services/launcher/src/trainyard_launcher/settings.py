@@ -80,13 +80,13 @@ class Settings(ClusterSettings):
     environment beside those that programs need to run, which `docs/guides/security.md` lists."""
     enforce_limits: bool = True
     """CPU and memory limits through cgroups, where they are writable."""
-    agent_cpu: float = Field(default=0.5, ge=0)
-    """The agent's own share of a node's limit, in cores."""
+    agent_cpu: float = Field(default=0.05, ge=0)
+    """On a cluster, cores that each pod requests for its agent beside what its workers ask for."""
     agent_cpu_limit: float = Field(default=1, ge=0)
-    """On a cluster, cores by which a pod's limit is above its workers' share, at least `agent_cpu`: held to its share
-    alone an agent takes a second to start."""
-    agent_memory: int = Field(default=256 * 1024 * 1024, ge=0)
-    """The agent's own share of a node's limit, in bytes."""
+    """Cores by which a node's limit is above its workers' share, at least `agent_cpu`: held to its share alone an agent
+    takes seconds to start."""
+    agent_memory: int = Field(default=96 * 1024 * 1024, ge=0)
+    """The agent's own share of a node's request and limit, in bytes."""
     sweep_timeout_s: float = Field(default=10, gt=0)
     """How long a process may take to die of SIGKILL before that is reported."""
 

@@ -15,14 +15,14 @@ from servicekit.auth import require_user
 from servicekit.errors import Internal, InvalidArgument, ResourceExhausted, ServiceError
 from servicekit.store import Store
 from sqlmodel import Session
-from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from trainyard_scheduler import queries, views
 from trainyard_scheduler.combining import Combiner
-from trainyard_scheduler.domain.admission import Amount
 from trainyard_scheduler.domain.states import AttemptState
 from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import Ledger
+from trainyard_scheduler.offers import read_offer
 from trainyard_scheduler.settings import Settings
 from trainyard_scheduler.tables import ATTEMPTS, JOBS
 from trainyard_scheduler.transitions import pools, tombstones
@@ -36,8 +36,6 @@ T = TypeVar("T")
 _LEASE_MAX_S = 3600.0
 _BATCH_MAX = 200
 _ANSWER_BYTES = 8 * 1024 * 1024
-_MACHINES_MAX = 10_000
-_CPU_MAX = 1_000_000
 _ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 _Assigned = scheduler_pb2.ListAssignedResponse.Assigned
@@ -58,29 +56,16 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
         self, request: scheduler_pb2.RegisterPoolRequest, context: _Context
     ) -> scheduler_pb2.RegisterPoolResponse:
         require_user()
-        machines = _machines(request)
-        others = {each.name: _amount(each.name, each.others) for each in request.machines if each.HasField("others")}
+        _require(request.pool, "pool")
+        _require(request.launcher_id, "launcher_id")
+        _require_lease(request.lease_s)
+        offer = read_offer(request)
         live = self._index.pools.get(request.pool)
-        same = live is not None and (live.alive, live.launcher_id, live.total, live.others, live.lease_s) == (
-            True,
-            request.launcher_id,
-            machines,
-            others,
-            request.lease_s,
-        )
-        if same:
+        said = (True, request.launcher_id, offer, request.lease_s)
+        if live is not None and (live.alive, live.launcher_id, live.offer, live.lease_s) == said:
             self._index.renew(request.pool)  # a lease is a heartbeat: it lives in memory
         else:
-            await self._ledger.write(
-                functools.partial(
-                    pools.register,
-                    name=request.pool,
-                    launcher_id=request.launcher_id,
-                    machines=machines,
-                    others=others,
-                    lease_s=request.lease_s,
-                )
-            )
+            await self._ledger.write(functools.partial(pools.register, request=request, offer=offer))
         return scheduler_pb2.RegisterPoolResponse(renew_after_s=request.lease_s / 3)
 
     async def ClaimAttempt(
@@ -221,31 +206,11 @@ def _assigned(session: Session, pool: str, launcher_id: str) -> list[_Assigned]:
     return [_Assigned(**row._mapping) for row in rows]
 
 
-def _machines(request: scheduler_pb2.RegisterPoolRequest) -> dict[str, Amount]:
-    _require(request.pool, "pool")
-    _require(request.launcher_id, "launcher_id")
-    if not 0 < request.lease_s <= _LEASE_MAX_S:
+def _require_lease(lease_s: float) -> None:
+    if not 0 < lease_s <= _LEASE_MAX_S:
         raise InvalidArgument(
-            f"lease_s is {request.lease_s:g}; allowed: more than 0, at most {_LEASE_MAX_S:g}", reason="InvalidLease"
+            f"lease_s is {lease_s:g}; allowed: more than 0, at most {_LEASE_MAX_S:g}", reason="InvalidLease"
         )
-    machines = {machine.name: _amount(machine.name, machine.total) for machine in request.machines}
-    if "" in machines or len(machines) != len(request.machines) or len(machines) > _MACHINES_MAX:
-        raise InvalidArgument(
-            f"a pool has at most {_MACHINES_MAX} machines, each with a name of its own", reason="InvalidMachines"
-        )
-    return machines
-
-
-def _amount(machine: str, given: common_pb2.Resources) -> Amount:
-    """What a machine has, or others use of it; NaN, infinity and what the database cannot hold are refused."""
-    if not 0 <= given.cpu <= _CPU_MAX or min(given.memory_bytes, given.gpu) < 0:
-        raise InvalidArgument(
-            f"machine '{machine[:64]}' has {given.cpu} cpu, {given.memory_bytes} bytes of memory, {given.gpu} gpu; "
-            f"allowed: numbers from 0, at most {_CPU_MAX:,} cpu",
-            reason="InvalidMachines",
-            fields={"machine": machine[:64]},
-        )
-    return views.amount(given)
 
 
 def _require_ids(values: Iterable[str]) -> None:

@@ -11,7 +11,7 @@ from trainyard.spec import Problem, SpecError, TrainingJob, load
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_scheduler.domain.admission import Amount, Demand
-from trainyard_scheduler.policy import policy_json
+from trainyard_scheduler.policy import policy_json, read_policy
 
 _CACHED_CHARACTERS = 64 * 1024
 
@@ -31,7 +31,7 @@ class Resolved(NamedTuple):
 
     @property
     def demand(self) -> Demand:
-        return Demand(self.nodes, self.per_worker.times(self.workers_per_node))
+        return Demand(self.nodes, self.per_worker.times(self.workers_per_node), read_policy(self.policy).wishes)
 
 
 def resolve(text: str, filename: str, packed_code: str, max_bytes: int) -> Resolved:

@@ -69,6 +69,9 @@ class TimerDuties:
             TimerKind.RECLAIM: self._reclaim,
             TimerKind.LEASE: self._lease,
             TimerKind.EXPIRY: self._expiry,
+            TimerKind.PROVISION: self._provision,
+            TimerKind.BLOCKED: self._blocked,
+            TimerKind.AVOIDED: self._avoided,
         }
 
     async def _backoff(self, job_ids: list[str]) -> None:
@@ -96,6 +99,19 @@ class TimerDuties:
             lease_s = self._index.pools[name].lease_s
             if self._index.pools[name].alive:
                 await self._ledger.write(functools.partial(pools.lose, name=name, lease_s=lease_s))
+
+    async def _provision(self, attempt_ids: list[str]) -> None:
+        block_s = self._settings.kind_retry_s
+        for attempt_id in attempt_ids:
+            await self._ledger.write(functools.partial(expire.give_up_waiting, attempt_id=attempt_id, block_s=block_s))
+
+    async def _blocked(self, names: list[str]) -> None:
+        for name in names:
+            self._index.unblock(name)
+
+    async def _avoided(self, job_ids: list[str]) -> None:
+        for job_id in job_ids:
+            self._index.try_again(job_id)
 
     async def _expiry(self, _keys: list[str]) -> None:
         await self._ledger.write(functools.partial(expire.remove_expired, limit=self._settings.expiry_batch))

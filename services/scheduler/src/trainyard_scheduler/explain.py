@@ -46,6 +46,8 @@ def _summary(job: Job, attempts: Sequence[Attempt], index: Index) -> str:
     present = next((each for each in attempts if each.id == job.attempt_id), None)
     if state is JobState.STARTING and present and not present.claimed_ns:
         sentence += f": the launcher of pool '{present.pool}' has not taken it yet; if that lasts, its log says why"
+    if present and (awaited := index.awaited(present.id)).reason:
+        sentence += f". {awaited.reason}: {awaited.message}"
     if job.retries_used or job.free_retries_used:
         sentence += f". Retries so far: {job.retries_used} of the budget, {job.free_retries_used} free"
     if present and not present.exit and (before := [each.exit for each in attempts if each.exit]):
@@ -60,6 +62,7 @@ def _why_queued(job: Job, index: Index) -> str:
         PendingReason.NEVER_FITS: "can never start on the machines there are",
         PendingReason.NO_POOL: "cannot start yet",
         PendingReason.ROOM_HELD_BY_OTHERS: "cannot start yet",
+        PendingReason.WAITING_FOR_MACHINES: "cannot start yet",
         PendingReason.BACKOFF: "waits before its next attempt",
     }.get(pending.reason, "is queued")
     before = f" The attempt before ended: {job.message}." if job.message else ""

@@ -95,7 +95,8 @@ def _machines(pools: list[LivePool]) -> Iterator[Metric]:
     free = GaugeMetricFamily("trainyard_machine_free", "What of them is not given to jobs", labels=labels)
     for pool in pools:
         alive.add_metric([pool.name], pool.alive)
-        for family, machines in ((total, pool.total), (free, pool.free)):
+        totals = {name: machine.total for name, machine in pool.offer.machines.items()}
+        for family, machines in ((total, totals), (free, pool.room.free)):
             for machine, amount in list(machines.items()) if pool.alive else ():
                 for resource, value in _resources(amount):
                     family.add_metric([pool.name, machine, resource], value)

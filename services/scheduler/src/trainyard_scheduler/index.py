@@ -16,13 +16,30 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from trainyard_scheduler.domain.admission import NOTHING, Amount, Demand, place, take
+from trainyard_scheduler.domain.admission import (
+    NOTHING,
+    Amount,
+    Demand,
+    Eligible,
+    Offer,
+    Room,
+    eligible,
+    give_back,
+    kind_of,
+    place,
+    promise,
+    take,
+)
+from trainyard_scheduler.domain.matching import Wishes
 from trainyard_scheduler.domain.pending import (
     Pending,
     PoolView,
+    avoiding,
+    awaiting,
     backoff,
     can_ever_fit,
     can_fit,
+    can_fit_later,
     no_room_anywhere,
     waiting,
 )
@@ -46,6 +63,7 @@ class Wait(StrEnum):
 
     ROOM = "room"  # it stands in line
     BACKOFF = "backoff"
+    MACHINES = "machines"  # those that would do are not tried for a while, since they did not come or not take it
     OTHERS = "others"  # others than jobs hold what it needs
     LARGER_POOL = "larger pool"  # no pool that is alive could ever hold it
 
@@ -57,14 +75,22 @@ class Holding(NamedTuple):
     machines: tuple[str, ...]
     node: Amount
     created_ns: int
+    kinds: tuple[str, ...] = ()  # by node, of machines that were promised when it was admitted
+
+    @property
+    def awaited(self) -> Counter[str]:
+        """How many of its nodes wait for a machine of each kind."""
+        return Counter(kind for name in self.machines if (kind := kind_of(name)))
 
 
 class Admission(NamedTuple):
-    """A job and the machines of its nodes."""
+    """A job, the machines of its nodes and what each node takes there."""
 
     job_id: str
     pool: str
     machines: tuple[str, ...]
+    node: Amount
+    provision_timeout_s: float = 0.0  # how long it waits for machines that do not exist yet; 0: for none
 
 
 @dataclass(slots=True)
@@ -74,16 +100,85 @@ class LivePool:
     name: str
     launcher_id: str
     lease_s: float
-    total: dict[str, Amount]
-    free: dict[str, Amount]
+    offer: Offer
     alive: bool
     seen_ns: int
+    blocked_until_ns: dict[str, int] = field(default_factory=dict)  # by kind: until then no attempt waits for it
     last_claim_ns: int = 0
     newest_claimed_ns: int = 0  # creation time of the newest attempt that was claimed
-    others: dict[str, Amount] = field(default_factory=dict)  # what others than jobs hold, beside `total`
+    room: Room = field(init=False)
+    born_ns: dict[str, int] = field(default_factory=dict)  # when each machine was first announced
+    stand_ins: dict[str, str] = field(default_factory=dict)  # machines that came for promised ones
+    _eligible: dict[tuple[Wishes, bool], Eligible] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.room = Room.whole(self.offer)
 
     def view(self) -> PoolView:
-        return PoolView(self.name, self.alive, self.total, self.free, self.others)
+        return PoolView(self.name, self.alive, self.offer, self.room, self.blocked_until_ns)
+
+    def open_room(self) -> Room:
+        """A copy of what is free, without machines of kinds that are blocked."""
+        room = self.room.copy()
+        room.more.update(dict.fromkeys(self.blocked_until_ns, 0))
+        return room
+
+    def place(self, demand: Demand, room: Room) -> tuple[str, ...] | None:
+        """See `admission.place`."""
+        key = demand.wishes, demand.node.gpu > 0  # nothing else of a demand says which machines it accepts
+        among = self._eligible.get(key)
+        if among is None:
+            among = self._eligible[key] = eligible(demand, self.offer)
+        return place(demand, self.offer, room, among)
+
+    def follow(self, before: LivePool, now_ns: int) -> None:
+        """Keeps what is known of the pool beside what was announced."""
+        self.last_claim_ns, self.newest_claimed_ns = before.last_claim_ns, before.newest_claimed_ns
+        known = dict.fromkeys(before.offer.machines, 0) | before.born_ns
+        self.born_ns = {name: known.get(name, now_ns) for name in self.offer.machines}
+        self.blocked_until_ns = {
+            kind: until_ns for kind, until_ns in before.blocked_until_ns.items() if kind in self.offer.kinds
+        }
+
+    def settle(self, holdings: Iterable[Holding]) -> None:
+        """Computes what is free from what attempts hold."""
+        held = list(holdings)
+        self.room = Room.whole(self.offer)
+        self.stand_ins = self._stand_ins(held) if self.offer.kinds else {}
+        for holding in held:
+            self.take(holding)
+
+    def _stand_ins(self, held: list[Holding]) -> dict[str, str]:
+        """Which new machine of a kind will be the one that was promised: the cluster's word on it comes soon."""
+        taken = {name for holding in held for name in holding.machines}
+        found: dict[str, str] = {}
+        for holding in sorted(held, key=lambda each: each.created_ns):
+            for slot in holding.machines:
+                kind = self.offer.kinds.get(kind_of(slot))
+                if kind is None or slot in found:
+                    continue
+                for name in self.offer.machines:
+                    if name in kind.machines and name not in taken and self.born_ns.get(name, 0) >= holding.created_ns:
+                        taken.add(name)
+                        found[slot] = name
+                        break
+        return found
+
+    def take(self, holding: Holding) -> None:
+        """An attempt holds this from now on."""
+        for name, kind in self._machines(holding):
+            if name in self.room.free or name in self.room.slots:
+                take(self.room, self.offer, (name,), holding.node)
+            else:  # it was promised, or the cluster has it and it is not announced yet, or it has left
+                promise(self.room, self.offer, name, kind, holding.node)
+
+    def give_back(self, holding: Holding) -> None:
+        """An attempt does not hold this any more."""
+        give_back(self.room, self.offer, [name for name, _ in self._machines(holding)], holding.node)
+
+    def _machines(self, holding: Holding) -> Iterable[tuple[str, str]]:
+        kinds = holding.kinds or [kind_of(name) for name in holding.machines]
+        return [(self.stand_ins.get(name, name), kind) for name, kind in zip(holding.machines, kinds, strict=True)]
 
 
 _Rank = tuple[int, str]  # (-priority, id): ids sort by age
@@ -105,6 +200,7 @@ class Index:
         self._aside: dict[str, Wait] = {}  # not in line, since no pool would hold them if it had no other jobs
         self._holding: dict[str, Holding] = {}
         self._demands: dict[Demand, Demand] = {}
+        self._avoided: dict[str, dict[str, int]] = {}  # by job: machines that did not take it, and until when
         self._waits_for: dict[Demand, Wait] = {}  # known until pools change
 
     # Queue
@@ -125,8 +221,9 @@ class Index:
         since_ns: int = 0,
     ) -> None:
         """A job waits, from now on or since a time."""
-        demand = self._demands.setdefault(demand, demand)
         now_ns = self.clock()
+        demand = self._avoiding(job_id, demand)
+        demand = self._demands.setdefault(demand, demand)
         later_ns = not_before_ns if not_before_ns > now_ns else 0
         self._waiting[job_id] = Waiting(priority, demand, later_ns, sys.intern(queue), since_ns or now_ns)
         if later_ns:
@@ -147,6 +244,9 @@ class Index:
         if job is None:
             return
         self.timers.cancel(TimerKind.BACKOFF, job_id)
+        self._unfile(job_id, job)
+
+    def _unfile(self, job_id: str, job: Waiting) -> None:
         self._aside.pop(job_id, None)
         rank = (-job.priority, job_id)
         at = bisect.bisect_left(self._ready, rank)
@@ -166,10 +266,16 @@ class Index:
     def _wait(self, demand: Demand) -> Wait:
         known = self._waits_for.get(demand)
         if known is None:
-            views = self._views()
-            lacking = Wait.OTHERS if can_ever_fit(demand, views) else Wait.LARGER_POOL
-            known = self._waits_for[demand] = Wait.ROOM if can_fit(demand, views) else lacking
+            known = self._waits_for[demand] = self._find_wait(demand)
         return known
+
+    def _find_wait(self, demand: Demand) -> Wait:
+        views = self._views()
+        if can_fit(demand, views):
+            return Wait.ROOM
+        if demand.wishes.avoided or can_fit_later(demand, views):
+            return Wait.MACHINES
+        return Wait.OTHERS if can_ever_fit(demand, views) else Wait.LARGER_POOL
 
     def _sort_anew(self) -> None:
         """Pools changed: what can fit has changed."""
@@ -192,7 +298,7 @@ class Index:
 
     def plan(self, limit: int) -> list[Admission]:
         """Who starts now, in strict order: nobody overtakes a job that waits for room."""
-        free = {name: dict(pool.free) for name, pool in self.pools.items() if pool.alive}
+        free = [(pool, pool.open_room()) for pool in self.pools.values() if pool.alive]
         admissions: list[Admission] = []
         for _, job_id in self._ready:
             admission = self._fit(job_id, self._waiting[job_id].demand, free)
@@ -203,33 +309,107 @@ class Index:
                 break
         return admissions
 
-    def _fit(self, job_id: str, demand: Demand, free: dict[str, dict[str, Amount]]) -> Admission | None:
-        for pool, room in free.items():
-            machines = place(demand, room)
+    def _fit(self, job_id: str, demand: Demand, free: list[tuple[LivePool, Room]]) -> Admission | None:
+        for pool, room in free:
+            machines = pool.place(demand, room)
             if machines is not None:
-                take(room, machines, demand.node)
-                return Admission(job_id, pool, machines)
+                node = pool.offer.size(demand)
+                take(room, pool.offer, machines, node)
+                kinds = {kind for name in machines if (kind := kind_of(name))}
+                timeout_s = min((pool.offer.kinds[kind].provision_timeout_s for kind in kinds), default=0.0)
+                return Admission(job_id, pool.name, machines, node, timeout_s)
         return None
 
     def hold(self, attempt_id: str, holding: Holding) -> None:
         """An attempt was admitted."""
+        if not holding.kinds and holding.awaited:
+            holding = holding._replace(kinds=tuple(kind_of(name) for name in holding.machines))
         self._holding[attempt_id] = holding
         live = self.pools.get(holding.pool)
         if live is not None:
-            _take_known(live, holding)
+            live.take(holding)
+
+    def holding(self, attempt_id: str) -> Holding | None:
+        """What an attempt holds; None when it is over."""
+        return self._holding.get(attempt_id)
+
+    def move(self, attempt_id: str, machines: tuple[str, ...]) -> None:
+        """The cluster put an attempt's nodes on these machines."""
+        holding = self._holding.get(attempt_id)
+        live = self.pools.get(holding.pool) if holding else None
+        if holding is None or live is None or holding.machines == machines:
+            return
+        self._holding[attempt_id] = moved = holding._replace(machines=machines)
+        if not moved.awaited:
+            self.timers.cancel(TimerKind.PROVISION, attempt_id)
+        live.settle(each for each in self._holding.values() if each.pool == live.name)
+        self.changed.set()
 
     def release(self, attempt_id: str) -> None:
         """An attempt is over."""
-        self.timers.cancel(TimerKind.RECLAIM, attempt_id)
-        self.timers.cancel(TimerKind.FINALIZE, attempt_id)
+        for kind in (TimerKind.RECLAIM, TimerKind.FINALIZE, TimerKind.PROVISION):
+            self.timers.cancel(kind, attempt_id)
         holding = self._holding.pop(attempt_id, None)
         pool = self.pools.get(holding.pool) if holding else None
         if holding is None or pool is None:
             return
-        for machine in holding.machines:
-            if machine in pool.free:
-                pool.free[machine] = pool.free[machine].plus(holding.node)
+        pool.give_back(holding)
         self.changed.set()
+
+    # What the cluster does not take
+
+    def avoid(self, job_id: str, machines: Iterable[str], until_ns: int) -> None:
+        """The cluster did not take a job's pods on these machines: others are tried until then."""
+        self._avoided.setdefault(job_id, {}).update(dict.fromkeys(machines, until_ns))
+
+    def forget(self, job_id: str) -> None:
+        """A job is over."""
+        self._avoided.pop(job_id, None)
+        self.timers.cancel(TimerKind.AVOIDED, job_id)
+
+    def _avoiding(self, job_id: str, demand: Demand) -> Demand:
+        known = self._avoided.get(job_id)
+        if known is None:
+            return demand
+        now_ns = self.clock()
+        known = {name: until_ns for name, until_ns in known.items() if until_ns > now_ns}
+        if known:
+            self._avoided[job_id] = known
+            self.timers.set(TimerKind.AVOIDED, job_id, min(known.values()))
+        else:
+            self.forget(job_id)
+        return demand._replace(wishes=demand.wishes._replace(avoided=frozenset(known)))
+
+    def try_again(self, job_id: str) -> None:
+        """Machines that did not take a job may be tried again."""
+        job = self._waiting.get(job_id)
+        if job is None:
+            return
+        demand = self._avoiding(job_id, job.demand)
+        if not job.not_before_ns:
+            self._unfile(job_id, job)
+        self._waiting[job_id] = job._replace(demand=self._demands.setdefault(demand, demand))
+        if not job.not_before_ns:
+            self._file(job_id)
+
+    def block(self, pool: str, kind: str, until_ns: int) -> None:
+        """No machine of the kind came in time: no attempt waits for one until then."""
+        live = self.pools.get(pool)
+        if live is not None:
+            live.blocked_until_ns[kind] = until_ns
+            self.timers.set(TimerKind.BLOCKED, pool, min(live.blocked_until_ns.values()))
+            self._sort_anew()
+
+    def unblock(self, pool: str) -> None:
+        """Kinds whose time is over may be tried again."""
+        live = self.pools.get(pool)
+        if live is None:
+            return
+        now_ns = self.clock()
+        live.blocked_until_ns = {kind: due for kind, due in live.blocked_until_ns.items() if due > now_ns}
+        if live.blocked_until_ns:
+            self.timers.set(TimerKind.BLOCKED, pool, min(live.blocked_until_ns.values()))
+        self._sort_anew()
 
     # Pools
 
@@ -237,14 +417,13 @@ class Index:
         """A pool was announced for the first time, or differently."""
         before = self.pools.get(pool.name)
         if before is not None:
-            pool.last_claim_ns, pool.newest_claimed_ns = before.last_claim_ns, before.newest_claimed_ns
-        pool.free = dict(pool.total)
-        for holding in self._holding.values():
-            if holding.pool == pool.name:
-                _take_known(pool, holding)
+            pool.follow(before, self.clock())
+        pool.settle(holding for holding in self._holding.values() if holding.pool == pool.name)
         self.pools[pool.name] = pool
         self._sort_anew()
         self.renew(pool.name)
+        if pool.blocked_until_ns:
+            self.timers.set(TimerKind.BLOCKED, pool.name, min(pool.blocked_until_ns.values()))
 
     def renew(self, name: str) -> None:
         """A pool was heard of."""
@@ -262,8 +441,8 @@ class Index:
         free = total = NOTHING
         for pool in self.pools.values():
             if pool.alive:
-                free = _sum(free, pool.free.values())
-                total = _sum(total, pool.total.values())
+                free = _sum(free, pool.room.free.values())
+                total = _sum(total, (machine.total for machine in pool.offer.machines.values()))
         return free, total
 
     def _views(self) -> list[PoolView]:
@@ -331,19 +510,30 @@ class Index:
             return Pending()
         if job.not_before_ns:
             return backoff(job.not_before_ns, self.clock())
+        if job.demand.wishes.avoided and self._wait(job.demand) is Wait.MACHINES:
+            known = self._avoided[job_id]
+            return avoiding(known, min(known.values()), self.clock())
         return self.would_wait(job.demand, self.jobs_ahead(job.priority, job_id))
+
+    def awaited(self, attempt_id: str) -> Pending:
+        """Which machines that do not exist yet an attempt waits for."""
+        holding = self._holding.get(attempt_id)
+        due_ns = self.timers.due_ns(TimerKind.PROVISION, attempt_id)
+        if holding is None or due_ns is None:
+            return Pending()
+        return awaiting(holding.pool, holding.awaited, len(holding.machines), due_ns, self.clock())
 
     def would_wait(self, demand: Demand, jobs_ahead: int) -> Pending:
         """Why a job with so many others ahead would not run."""
         views = self._views()
         if self._wait(demand) is not Wait.ROOM:
-            return no_room_anywhere(demand, views)
+            return no_room_anywhere(demand, views, self.clock())
         return waiting(demand, views, jobs_ahead)
 
     def fits_empty(self, demand: Demand) -> tuple[str, ...]:
         """Where a job goes when the yard is empty; () when it does not fit then."""
         for pool in self.pools.values():
-            machines = place(demand, pool.total) if pool.alive else None
+            machines = pool.place(demand, Room.whole(pool.offer)) if pool.alive else None
             if machines is not None:
                 return machines
         return ()
@@ -354,11 +544,6 @@ class Index:
             self.states[old] -= 1
         if new is not None:
             self.states[new] += 1
-
-
-def _take_known(pool: LivePool, holding: Holding) -> None:
-    # A machine may have left the pool while an attempt of it still counts.
-    take(pool.free, tuple(machine for machine in holding.machines if machine in pool.free), holding.node)
 
 
 def _sum(start: Amount, amounts: Iterable[Amount]) -> Amount:

@@ -1,14 +1,17 @@
-"""What the scheduler keeps of a spec beside its text: how long, how often, under which rules."""
+"""What the scheduler keeps of a spec beside its text: how long, how often, under which rules, on which machines."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from trainyard.spec import TrainingJob
 from trainyard.spec.quantities import seconds
 
+from trainyard_scheduler.domain.matching import NO_WISHES, Toleration, Wishes
 from trainyard_scheduler.domain.retries import Action, RetryPolicy, Rule
 
 
@@ -20,6 +23,7 @@ class JobPolicy:
     grace_s: float
     deadline_s: float | None = None
     ttl_s: float | None = None
+    wishes: Wishes = NO_WISHES
 
 
 def policy_json(job: TrainingJob) -> str:
@@ -44,7 +48,22 @@ def policy_json(job: TrainingJob) -> str:
             "deadline_s": seconds(spec.deadline) if spec.deadline else None,
             "ttl_s": seconds(spec.ttl) if spec.ttl else None,
         }
+        | placement(spec.kubernetes.model_dump(by_alias=True) if spec.kubernetes else {})
     )
+
+
+def placement(kubernetes: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of the policy that says on which machines, from `spec.kubernetes`; {} when it does not matter."""
+    tolerations = [
+        [each.get("key") or "", each.get("operator") or "Equal", each.get("value") or "", each.get("effect") or ""]
+        for each in kubernetes.get("tolerations") or ()
+    ]
+    found = {
+        "selector": sorted((kubernetes.get("nodeSelector") or {}).items()),
+        "tolerations": tolerations,
+        "topology": kubernetes.get("topology") or "",
+    }
+    return {"placement": found} if any(found.values()) else {}
 
 
 @lru_cache(maxsize=256)
@@ -62,4 +81,16 @@ def read_policy(text: str) -> JobPolicy:
         for rule in fields["rules"]
     )
     retries = RetryPolicy(fields["limit"], fields["backoff_s"], rules)
-    return JobPolicy(retries, fields["grace_s"], fields["deadline_s"], fields["ttl_s"])
+    return JobPolicy(
+        retries, fields["grace_s"], fields["deadline_s"], fields["ttl_s"], _wishes(fields.get("placement"))
+    )
+
+
+def _wishes(found: Mapping[str, Any] | None) -> Wishes:
+    if found is None:
+        return NO_WISHES
+    return Wishes(
+        tuple((key, value) for key, value in found["selector"]),
+        tuple(Toleration(*each) for each in found["tolerations"]),
+        found["topology"],
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import sqlalchemy
 from sqlmodel import Session
@@ -10,9 +11,11 @@ from sqlmodel import Session
 from trainyard_scheduler.domain.admission import Amount, Demand
 from trainyard_scheduler.domain.states import ACTIVE, AttemptState, JobState
 from trainyard_scheduler.index import Holding, Index
+from trainyard_scheduler.policy import read_policy
 from trainyard_scheduler.tables import ATTEMPTS, DATABASE_ID, JOBS, POOLS, Pool
 from trainyard_scheduler.timers import TimerKind
 from trainyard_scheduler.transitions.pools import read_pool
+from trainyard_scheduler.transitions.steps import NS_PER_S
 
 
 def rebuild(session: Session, index: Index) -> None:
@@ -39,15 +42,25 @@ def _states(session: Session, index: Index) -> None:
 def _attempts(session: Session, index: Index) -> None:
     query = sqlalchemy.select(
         *ATTEMPTS.c["id", "pool", "machines", "state", "created_ns", "finalize_by_ns"],
-        *JOBS.c["nodes", "workers_per_node", "cpu_milli", "memory_bytes", "gpu"],
+        *JOBS.c["nodes", "workers_per_node", "cpu_milli", "memory_bytes", "gpu", "policy"],
     ).join_from(ATTEMPTS, JOBS, ATTEMPTS.c.job_id == JOBS.c.id)
     for row in session.connection().execute(query.where(ATTEMPTS.c.state != AttemptState.ENDED)):
-        node = _demand(row).node
-        index.hold(row.id, Holding(row.pool, tuple(json.loads(row.machines)), node, row.created_ns))
+        _hold(index, row)
         if row.state == AttemptState.CREATED:
             index.timers.set(TimerKind.RECLAIM, row.id, index.clock())  # its message may have died with us
         if row.state == AttemptState.FINALIZING:
             index.timers.set(TimerKind.FINALIZE, row.id, row.finalize_by_ns)
+
+
+def _hold(index: Index, row: sqlalchemy.Row[Any]) -> None:
+    demand, pool = _demand(row), index.pools.get(row.pool)
+    node = pool.offer.size(demand) if pool else demand.node
+    holding = Holding(row.pool, tuple(json.loads(row.machines)), node, row.created_ns)
+    index.hold(row.id, holding)
+    kinds = pool.offer.kinds if pool else {}
+    waits_s = [kinds[kind].provision_timeout_s if kind in kinds else 0.0 for kind in holding.awaited]
+    if waits_s:
+        index.timers.set(TimerKind.PROVISION, row.id, row.created_ns + int(min(waits_s) * NS_PER_S))
 
 
 def _queue(session: Session, index: Index) -> None:
@@ -69,5 +82,6 @@ def _expiry(session: Session, index: Index) -> None:
         index.expire_at(first)
 
 
-def _demand(row: sqlalchemy.Row[tuple[object, ...]]) -> Demand:
-    return Demand(row.nodes, Amount(row.cpu_milli, row.memory_bytes, row.gpu).times(row.workers_per_node))
+def _demand(row: sqlalchemy.Row[Any]) -> Demand:
+    worker = Amount(row.cpu_milli, row.memory_bytes, row.gpu)
+    return Demand(row.nodes, worker.times(row.workers_per_node), read_policy(row.policy).wishes)

@@ -23,6 +23,8 @@ class Settings(ServiceSettings):
     """Most requests of one SubmitBatch."""
     submit_chunk: int = Field(default=250, gt=0)
     """How many of a batch go into one transaction."""
+    kind_retry_s: float = Field(default=600, ge=0)
+    """How long no job waits for machines of a kind of which none came in time."""
     expiry_batch: int = Field(default=200, gt=0)
     """Most jobs removed in one transaction after their TTL."""
     orphan_grace_s: float = Field(default=604_800, ge=0)

@@ -95,10 +95,10 @@ class Attempt(Record):
     job_id: str = Field(index=True)
     number: int
     pool: str
-    machines: str
     created_ns: int = Field(sa_type=_BIG)
     # From here on: what transitions change.
     state: str
+    machines: str
     launcher_id: str = ""
     stop_reason: str = ""
     claimed_ns: int = Field(default=0, sa_type=_BIG)
@@ -140,10 +140,11 @@ class Pool(Record):
 
     name: str = Field(primary_key=True)
     launcher_id: str
-    machines: str
     lease_s: float
     alive: bool
     seen_ns: int = Field(sa_type=_BIG)
+    announced: bytes  # its RegisterPoolRequest
+    blocked: str  # JSON: kinds of machines that did not come in time, and until when they are not tried
 
 
 class PoolTable(Pool, table=True):

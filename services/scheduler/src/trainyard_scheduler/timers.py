@@ -26,6 +26,9 @@ class TimerKind(IntEnum):
     RECLAIM = 3
     LEASE = 4
     EXPIRY = 5
+    PROVISION = 6
+    BLOCKED = 7
+    AVOIDED = 8
 
 
 Handler = Callable[[list[str]], Awaitable[None]]

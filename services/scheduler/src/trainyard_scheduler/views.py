@@ -7,7 +7,8 @@ from collections.abc import Iterable
 
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
-from trainyard_scheduler.domain.admission import Amount
+from trainyard_scheduler.domain.admission import NOTHING, Amount, Kind, kind_of
+from trainyard_scheduler.domain.matching import Taint
 from trainyard_scheduler.domain.pending import Pending
 from trainyard_scheduler.domain.states import JobState
 from trainyard_scheduler.index import Index, LivePool
@@ -15,11 +16,13 @@ from trainyard_scheduler.tables import Attempt, Event, Job
 
 
 def resources(amount: Amount) -> common_pb2.Resources:
-    return common_pb2.Resources(cpu=amount.cpu_milli / 1000, memory_bytes=amount.memory_bytes, gpu=amount.gpu)
+    return common_pb2.Resources(
+        cpu=amount.cpu_milli / 1000, memory_bytes=amount.memory_bytes, gpu=amount.gpu, pods=amount.pods
+    )
 
 
 def amount(message: common_pb2.Resources) -> Amount:
-    return Amount(round(message.cpu * 1000), message.memory_bytes, message.gpu)
+    return Amount(round(message.cpu * 1000), message.memory_bytes, message.gpu, message.pods)
 
 
 def pending(why: Pending) -> scheduler_pb2.Pending:
@@ -29,7 +32,10 @@ def pending(why: Pending) -> scheduler_pb2.Pending:
 
 
 def placements(machines: Iterable[str]) -> list[scheduler_pb2.Placement]:
-    return [scheduler_pb2.Placement(node=node, machine=machine) for node, machine in enumerate(machines)]
+    return [
+        scheduler_pb2.Placement(node=node, machine=machine, kind=kind_of(machine))
+        for node, machine in enumerate(machines)
+    ]
 
 
 def job(record: Job, index: Index, spec: str = "", attempts: Iterable[Attempt] = ()) -> scheduler_pb2.Job:
@@ -64,6 +70,8 @@ def job(record: Job, index: Index, spec: str = "", attempts: Iterable[Attempt] =
         message.labels.update(json.loads(record.labels))
     if record.state == JobState.QUEUED:
         message.pending.CopyFrom(pending(index.pending(record.id)))
+    elif record.state == JobState.STARTING and (why := index.awaited(record.attempt_id)).reason:
+        message.pending.CopyFrom(pending(why))
     if record.exit:
         message.exit.ParseFromString(record.exit)
     return message
@@ -95,20 +103,41 @@ def pool(live: LivePool) -> scheduler_pb2.Pool:
     return scheduler_pb2.Pool(
         name=live.name,
         launcher_id=live.launcher_id,
-        machines=[_machine(live, name) for name in live.total],
+        machines=[_machine(live, name) for name in live.offer.machines],
         alive=live.alive,
         seen_ns=live.seen_ns,
+        overhead=resources(live.offer.overhead),
+        kinds=[_kind(live, each) for each in live.offer.kinds.values()],
     )
 
 
 def _machine(live: LivePool, name: str) -> scheduler_pb2.Machine:
-    others = live.others.get(name)
+    machine = live.offer.machines[name]
     return scheduler_pb2.Machine(
         name=name,
-        total=resources(live.total[name]),
-        free=resources(live.free[name]),
-        others=resources(others) if others else None,
+        total=resources(machine.total),
+        free=resources(live.room.free[name]),
+        others=resources(machine.others) if machine.others != NOTHING else None,
+        labels=machine.labels,
+        taints=_taints(machine.taints),
     )
+
+
+def _kind(live: LivePool, kind: Kind) -> scheduler_pb2.MachineKind:
+    return scheduler_pb2.MachineKind(
+        name=kind.name,
+        max=kind.max,
+        total=resources(kind.total),
+        labels=kind.labels,
+        taints=_taints(kind.taints),
+        provision_timeout_s=kind.provision_timeout_s,
+        machines=sorted(kind.machines),
+        blocked_until_ns=live.blocked_until_ns.get(kind.name, 0),
+    )
+
+
+def _taints(taints: Iterable[Taint]) -> list[scheduler_pb2.Taint]:
+    return [scheduler_pb2.Taint(key=each.key, value=each.value, effect=each.effect) for each in taints]
 
 
 def assignment(record: Job, held: Attempt, spec: str, database_id: str) -> scheduler_pb2.Assignment:

@@ -149,21 +149,25 @@ class Resources(_message.Message):
     CPU_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     GPU_FIELD_NUMBER: _builtins.int
+    PODS_FIELD_NUMBER: _builtins.int
     cpu: _builtins.float
     """cores"""
     memory_bytes: _builtins.int
     gpu: _builtins.int
     """whole devices"""
+    pods: _builtins.int
+    """on a cluster: pods that a machine takes, or that a node of an attempt is"""
     def __init__(
         self,
         *,
         cpu: _builtins.float = ...,
         memory_bytes: _builtins.int = ...,
         gpu: _builtins.int = ...,
+        pods: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu", b"cpu", "gpu", b"gpu", "memory_bytes", b"memory_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cpu", b"cpu", "gpu", b"gpu", "memory_bytes", b"memory_bytes", "pods", b"pods"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

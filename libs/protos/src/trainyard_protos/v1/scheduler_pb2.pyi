@@ -335,7 +335,7 @@ class Pending(_message.Message):
     NEVER_FITS_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_NS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """NeverFits | RoomHeldByOthers | WaitingForCapacity | BehindOthers | Backoff | NoPool | "" """
+    """NeverFits | RoomHeldByOthers | WaitingForCapacity | WaitingForMachines | BehindOthers | Backoff | NoPool | "" """
     message: _builtins.str
     never_fits: _builtins.bool
     not_before_ns: _builtins.int
@@ -435,7 +435,7 @@ class Job(_message.Message):
     def owner(self) -> Global___Owner: ...
     @_builtins.property
     def pending(self) -> Global___Pending:
-        """set while queued"""
+        """set while queued, and while starting waits for machines that do not exist yet"""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
@@ -542,17 +542,22 @@ class Placement(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     MACHINE_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
     node: _builtins.int
     machine: _builtins.str
+    """while `kind` is set, a name for one that does not exist yet"""
+    kind: _builtins.str
+    """kind of the machine that the node waits for; "" once the machine is known"""
     def __init__(
         self,
         *,
         node: _builtins.int = ...,
         machine: _builtins.str = ...,
+        kind: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["machine", b"machine", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "machine", b"machine", "node", b"node"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -943,10 +948,32 @@ Global___Explanation: _TypeAlias = Explanation  # noqa: Y015
 class Machine(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     TOTAL_FIELD_NUMBER: _builtins.int
     FREE_FIELD_NUMBER: _builtins.int
     OTHERS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    TAINTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def total(self) -> _common_pb2.Resources:
@@ -960,6 +987,14 @@ class Machine(_message.Message):
     def others(self) -> _common_pb2.Resources:
         """what others hold beside: jobs can have it when they go"""
 
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """empty: not announced, and every node selector matches"""
+
+    @_builtins.property
+    def taints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Taint]:
+        """that keep pods away, without those that every pod of the pool tolerates"""
+
     def __init__(
         self,
         *,
@@ -967,14 +1002,154 @@ class Machine(_message.Message):
         total: _common_pb2.Resources | None = ...,
         free: _common_pb2.Resources | None = ...,
         others: _common_pb2.Resources | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        taints: _abc.Iterable[Global___Taint] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "others", b"others", "total", b"total"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "name", b"name", "others", b"others", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free", b"free", "labels", b"labels", "name", b"name", "others", b"others", "taints", b"taints", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Machine: _TypeAlias = Machine  # noqa: Y015
+
+@_typing.final
+class Taint(_message.Message):
+    """As in Kubernetes: keeps nodes of attempts away that do not tolerate it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    EFFECT_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    value: _builtins.str
+    effect: _builtins.str
+    """NoSchedule | NoExecute"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        value: _builtins.str = ...,
+        effect: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effect", b"effect", "key", b"key", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Taint: _TypeAlias = Taint  # noqa: Y015
+
+@_typing.final
+class Toleration(_message.Message):
+    """As in Kubernetes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    OPERATOR_FIELD_NUMBER: _builtins.int
+    VALUE_FIELD_NUMBER: _builtins.int
+    EFFECT_FIELD_NUMBER: _builtins.int
+    key: _builtins.str
+    """"": every key, with operator Exists"""
+    operator: _builtins.str
+    """"" and Equal: the value has to be the same; Exists"""
+    value: _builtins.str
+    effect: _builtins.str
+    """"": each"""
+    def __init__(
+        self,
+        *,
+        key: _builtins.str = ...,
+        operator: _builtins.str = ...,
+        value: _builtins.str = ...,
+        effect: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["effect", b"effect", "key", b"key", "operator", b"operator", "value", b"value"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Toleration: _TypeAlias = Toleration  # noqa: Y015
+
+@_typing.final
+class MachineKind(_message.Message):
+    """Machines that a cluster autoscaler makes when pods need them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    NAME_FIELD_NUMBER: _builtins.int
+    MAX_FIELD_NUMBER: _builtins.int
+    TOTAL_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    TAINTS_FIELD_NUMBER: _builtins.int
+    PROVISION_TIMEOUT_S_FIELD_NUMBER: _builtins.int
+    MACHINES_FIELD_NUMBER: _builtins.int
+    BLOCKED_UNTIL_NS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    max: _builtins.int
+    """how many there may be"""
+    provision_timeout_s: _builtins.float
+    """how long an attempt waits for its machines"""
+    blocked_until_ns: _builtins.int
+    """filled in by the scheduler: no attempt waits for it before; 0: not blocked"""
+    @_builtins.property
+    def total(self) -> _common_pb2.Resources:
+        """of each, for jobs"""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """of each; a machine that has them is of this kind"""
+
+    @_builtins.property
+    def taints(self) -> _containers.RepeatedCompositeFieldContainer[Global___Taint]:
+        """as in Machine"""
+
+    @_builtins.property
+    def machines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of those there are, usable or not"""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        max: _builtins.int = ...,
+        total: _common_pb2.Resources | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        taints: _abc.Iterable[Global___Taint] | None = ...,
+        provision_timeout_s: _builtins.float = ...,
+        machines: _abc.Iterable[_builtins.str] | None = ...,
+        blocked_until_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["total", b"total"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_until_ns", b"blocked_until_ns", "labels", b"labels", "machines", b"machines", "max", b"max", "name", b"name", "provision_timeout_s", b"provision_timeout_s", "taints", b"taints", "total", b"total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MachineKind: _TypeAlias = MachineKind  # noqa: Y015
 
 @_typing.final
 class Pool(_message.Message):
@@ -985,12 +1160,18 @@ class Pool(_message.Message):
     MACHINES_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
     SEEN_NS_FIELD_NUMBER: _builtins.int
+    OVERHEAD_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     launcher_id: _builtins.str
     alive: _builtins.bool
     seen_ns: _builtins.int
     @_builtins.property
     def machines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Machine]: ...
+    @_builtins.property
+    def overhead(self) -> _common_pb2.Resources: ...
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___MachineKind]: ...
     def __init__(
         self,
         *,
@@ -999,10 +1180,12 @@ class Pool(_message.Message):
         machines: _abc.Iterable[Global___Machine] | None = ...,
         alive: _builtins.bool = ...,
         seen_ns: _builtins.int = ...,
+        overhead: _common_pb2.Resources | None = ...,
+        kinds: _abc.Iterable[Global___MachineKind] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["overhead", b"overhead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "launcher_id", b"launcher_id", "machines", b"machines", "name", b"name", "seen_ns", b"seen_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alive", b"alive", "kinds", b"kinds", "launcher_id", b"launcher_id", "machines", b"machines", "name", b"name", "overhead", b"overhead", "seen_ns", b"seen_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1055,12 +1238,30 @@ class RegisterPoolRequest(_message.Message):
     LAUNCHER_ID_FIELD_NUMBER: _builtins.int
     MACHINES_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
+    OVERHEAD_FIELD_NUMBER: _builtins.int
+    GPU_TOLERATIONS_FIELD_NUMBER: _builtins.int
+    KINDS_FIELD_NUMBER: _builtins.int
+    UNUSABLE_MACHINES_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     launcher_id: _builtins.str
     """stable over restarts of the same launcher"""
     lease_s: _builtins.float
     @_builtins.property
     def machines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Machine]: ...
+    @_builtins.property
+    def overhead(self) -> _common_pb2.Resources:
+        """what each node of an attempt takes of its machine beside what the job asks for"""
+
+    @_builtins.property
+    def gpu_tolerations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Toleration]:
+        """that nodes which ask for GPUs have beside those of their job"""
+
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedCompositeFieldContainer[Global___MachineKind]: ...
+    @_builtins.property
+    def unusable_machines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Machine]:
+        """those that take nothing now, for instance because they are cordoned"""
+
     def __init__(
         self,
         *,
@@ -1068,10 +1269,14 @@ class RegisterPoolRequest(_message.Message):
         launcher_id: _builtins.str = ...,
         machines: _abc.Iterable[Global___Machine] | None = ...,
         lease_s: _builtins.float = ...,
+        overhead: _common_pb2.Resources | None = ...,
+        gpu_tolerations: _abc.Iterable[Global___Toleration] | None = ...,
+        kinds: _abc.Iterable[Global___MachineKind] | None = ...,
+        unusable_machines: _abc.Iterable[Global___Machine] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["overhead", b"overhead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["launcher_id", b"launcher_id", "lease_s", b"lease_s", "machines", b"machines", "pool", b"pool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_tolerations", b"gpu_tolerations", "kinds", b"kinds", "launcher_id", b"launcher_id", "lease_s", b"lease_s", "machines", b"machines", "overhead", b"overhead", "pool", b"pool", "unusable_machines", b"unusable_machines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1221,6 +1426,7 @@ class ReportAttemptRequest(_message.Message):
     NOTE_FIELD_NUMBER: _builtins.int
     NOTE_REASON_FIELD_NUMBER: _builtins.int
     TIME_NS_FIELD_NUMBER: _builtins.int
+    PLACEMENTS_FIELD_NUMBER: _builtins.int
     attempt_id: _builtins.str
     fence: _builtins.int
     launcher_id: _builtins.str
@@ -1233,6 +1439,10 @@ class ReportAttemptRequest(_message.Message):
     def exit(self) -> _common_pb2.Exit:
         """with FINISHING, PUBLISHING and ENDED"""
 
+    @_builtins.property
+    def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Placement]:
+        """where nodes are, of those that have a machine"""
+
     def __init__(
         self,
         *,
@@ -1244,10 +1454,11 @@ class ReportAttemptRequest(_message.Message):
         note: _builtins.str = ...,
         note_reason: _builtins.str = ...,
         time_ns: _builtins.int = ...,
+        placements: _abc.Iterable[Global___Placement] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "exit", b"exit", "fence", b"fence", "launcher_id", b"launcher_id", "note", b"note", "note_reason", b"note_reason", "phase", b"phase", "time_ns", b"time_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "exit", b"exit", "fence", b"fence", "launcher_id", b"launcher_id", "note", b"note", "note_reason", b"note_reason", "phase", b"phase", "placements", b"placements", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

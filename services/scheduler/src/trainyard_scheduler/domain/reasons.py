@@ -46,12 +46,17 @@ CANNOT_GET_BETTER = frozenset(
 NOT_THE_JOBS_FAULT = frozenset({ExitReason.EVICTED, ExitReason.NODE_LOST, ExitReason.POD_DELETED})
 
 
+# The cluster took none of it: it goes back to its place in the queue, and that counts as no retry at all.
+NOT_CHARGED = frozenset({ExitReason.UNSCHEDULABLE})
+
+
 class PendingReason(StrEnum):
     """Why a queued job is not running, as `Pending.reason` in scheduler.proto."""
 
     NEVER_FITS = "NeverFits"
     ROOM_HELD_BY_OTHERS = "RoomHeldByOthers"
     WAITING_FOR_CAPACITY = "WaitingForCapacity"
+    WAITING_FOR_MACHINES = "WaitingForMachines"
     BEHIND_OTHERS = "BehindOthers"
     BACKOFF = "Backoff"
     NO_POOL = "NoPool"

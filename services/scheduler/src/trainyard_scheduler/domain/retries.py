@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from trainyard_scheduler.domain.reasons import (
     CANNOT_GET_BETTER,
+    NOT_CHARGED,
     NOT_THE_JOBS_FAULT,
     RETRY_LIMIT,
     ExitReason,
@@ -37,6 +38,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     RETRY = "retry"
+    BACK_TO_QUEUE = "back to queue"  # no retry: nothing of the attempt ran
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ def _after_failure(end: Ending, policy: RetryPolicy, retries_used: int, free_use
         return Verdict(Outcome.FAILED, reason, because)
     if rule is None and reason in CANNOT_GET_BETTER:
         return Verdict(Outcome.FAILED, reason, f"{because}; running it again cannot change that")
+    if rule is None and reason in NOT_CHARGED:
+        return Verdict(Outcome.BACK_TO_QUEUE, reason, f"{because}; back in its place in the queue, not a retry")
     delay_s = backoff_s(policy.backoff_s, retries_used + free_used)
     free = rule.action is Action.RETRY_FREE if rule is not None else reason in NOT_THE_JOBS_FAULT
     if free and free_used < FREE_RETRIES_MAX:

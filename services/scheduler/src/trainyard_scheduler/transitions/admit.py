@@ -15,7 +15,7 @@ from trainyard_scheduler.ledger import SCHEDULER, Transaction
 from trainyard_scheduler.policy import read_policy
 from trainyard_scheduler.tables import Attempt, Job
 from trainyard_scheduler.timers import TimerKind
-from trainyard_scheduler.transitions.steps import NS_PER_S, demand_of, move
+from trainyard_scheduler.transitions.steps import NS_PER_S, move, named
 
 
 def admit(tx: Transaction, admissions: Sequence[Admission], reclaim_after_s: float) -> list[Job]:
@@ -38,7 +38,7 @@ def _admit(tx: Transaction, job: Job, admission: Admission, reclaim_after_s: flo
     _tell_index(tx, job, attempt, admission, tx.now_ns + int(reclaim_after_s * NS_PER_S))
     tx.add_attempt(attempt)
     tx.changed(job)
-    tx.event(job, EventType.ADMITTED, SCHEDULER, message=f"on {', '.join(dict.fromkeys(admission.machines))}")
+    tx.event(job, EventType.ADMITTED, SCHEDULER, message=f"on {named(admission.machines)}")
     announce(tx, attempt)
 
 
@@ -56,13 +56,16 @@ def _next_attempt(tx: Transaction, job: Job, admission: Admission) -> Attempt:
 
 def _tell_index(tx: Transaction, job: Job, attempt: Attempt, admission: Admission, reclaim_ns: int) -> None:
     job_id, attempt_id, deadline_ns = job.id, attempt.id, job.deadline_ns
-    holding = Holding(admission.pool, admission.machines, demand_of(job).node, attempt.created_ns)
+    holding = Holding(admission.pool, admission.machines, admission.node, attempt.created_ns)
+    provision_ns = attempt.created_ns + int(admission.provision_timeout_s * NS_PER_S)
 
     def effect(index: Index) -> None:
         index.dequeue(job_id)
         index.hold(attempt_id, holding)
         index.tally.admissions += 1
         index.timers.set(TimerKind.RECLAIM, attempt_id, reclaim_ns)
+        if holding.awaited:
+            index.timers.set(TimerKind.PROVISION, attempt_id, provision_ns)
         if deadline_ns:
             index.timers.set(TimerKind.DEADLINE, job_id, deadline_ns)
 

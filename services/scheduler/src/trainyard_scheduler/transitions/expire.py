@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
+from collections import Counter
 from collections.abc import Sequence
 
 import sqlalchemy
 from trainyard_protos.v1 import common_pb2
 
+from trainyard_scheduler.domain.admission import kind_of
 from trainyard_scheduler.domain.reasons import ExitReason, StopReason
 from trainyard_scheduler.domain.states import AttemptState, JobState
 from trainyard_scheduler.index import Index
@@ -15,7 +18,8 @@ from trainyard_scheduler.ledger import SCHEDULER, Transaction
 from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOBS, LABELS, Job
 from trainyard_scheduler.transitions.admit import announce
 from trainyard_scheduler.transitions.finish import finish
-from trainyard_scheduler.transitions.steps import ask_to_stop, close_attempt, end_job, send_stop
+from trainyard_scheduler.transitions.pools import block
+from trainyard_scheduler.transitions.steps import NS_PER_S, ask_to_stop, close_attempt, end_job, send_stop
 from trainyard_scheduler.transitions.tombstones import bury
 
 _STOPPABLE = (JobState.STARTING, JobState.RUNNING)
@@ -51,6 +55,27 @@ def give_up_storing(tx: Transaction, attempt_id: str) -> None:
         exit.message = "outputs, logs or points were not stored in time after the workers ended"
     exit.acknowledged = False
     send_stop(tx, attempt)
+    finish(tx, job, attempt, exit, SCHEDULER, tx.now_ns)
+
+
+def give_up_waiting(tx: Transaction, attempt_id: str, block_s: float) -> None:
+    """Puts a job back in the queue whose machines were not there in time, and tries their kinds no more for a while."""
+    attempt = tx.attempt(attempt_id)
+    if attempt is None or attempt.state not in (AttemptState.CREATED, AttemptState.CLAIMED):
+        return
+    job = tx.job(attempt.job_id)
+    kinds = Counter(kind for name in json.loads(attempt.machines) if (kind := kind_of(name)))
+    if job is None or not kinds:
+        return
+    waited_s = (tx.now_ns - attempt.created_ns) / NS_PER_S
+    lacking = " and ".join(
+        f"{count} of {job.nodes} nodes had no machine of kind '{kind}'" for kind, count in kinds.items()
+    )
+    message = f"{lacking} after {waited_s:.0f} s; no job waits for one in the next {block_s:.0f} s"
+    block(tx, attempt.pool, kinds, tx.now_ns + int(block_s * NS_PER_S))
+    if attempt.state == AttemptState.CLAIMED:
+        send_stop(tx, attempt)
+    exit = common_pb2.Exit(reason=ExitReason.UNSCHEDULABLE, message=message, acknowledged=True)
     finish(tx, job, attempt, exit, SCHEDULER, tx.now_ns)
 
 

@@ -6,6 +6,7 @@ import json
 
 from trainyard_protos.v1 import common_pb2
 
+from trainyard_scheduler.domain.admission import kind_of
 from trainyard_scheduler.domain.reasons import EventType, StopReason
 from trainyard_scheduler.domain.retries import Ending, Outcome, Verdict, decide
 from trainyard_scheduler.domain.states import JobState
@@ -14,6 +15,7 @@ from trainyard_scheduler.policy import read_policy
 from trainyard_scheduler.tables import Attempt, Job
 from trainyard_scheduler.transitions.steps import NS_PER_S, close_attempt, end_job, enqueue
 
+AVOID_S = 300.0
 _ENDS = {
     Outcome.SUCCEEDED: JobState.SUCCEEDED,
     Outcome.FAILED: JobState.FAILED,
@@ -34,8 +36,8 @@ def finish(tx: Transaction, job: Job, attempt: Attempt, exit: common_pb2.Exit, a
     )
     if verdict.outcome in (Outcome.FAILED, Outcome.RETRY) and not attempt.stop_reason:
         _reject_checkpoint(job, exit)
-    if verdict.outcome is Outcome.RETRY:
-        _requeue(tx, job, verdict, actor)
+    if verdict.outcome in (Outcome.RETRY, Outcome.BACK_TO_QUEUE):
+        _requeue(tx, job, attempt, verdict, actor)
     else:
         end_job(tx, job, _ENDS[verdict.outcome], actor, verdict.reason, verdict.message)
 
@@ -52,14 +54,27 @@ def ending(exit: common_pb2.Exit) -> Ending:
     )
 
 
-def _requeue(tx: Transaction, job: Job, verdict: Verdict, actor: str) -> None:
-    if verdict.free:
+def _requeue(tx: Transaction, job: Job, attempt: Attempt, verdict: Verdict, actor: str) -> None:
+    if verdict.outcome is Outcome.BACK_TO_QUEUE:
+        _avoid(tx, job, attempt)
+    elif verdict.free:
         job.free_retries_used += 1
     else:
         job.retries_used += 1
     job.reason, job.message = verdict.reason, verdict.message
     enqueue(tx, job, tx.now_ns + int(verdict.delay_s * NS_PER_S) if verdict.delay_s else 0)
     tx.event(job, EventType.REQUEUED, actor, verdict.reason, verdict.message)
+
+
+def _avoid(tx: Transaction, job: Job, attempt: Attempt) -> None:
+    """For a while the job goes to other machines than the one that did not take its node: what it lacks there, the yard
+    does not know, for instance that a volume is elsewhere."""
+    exit = common_pb2.Exit.FromString(attempt.exit)
+    machines = json.loads(attempt.machines)[exit.node : exit.node + 1] if exit.HasField("node") else []
+    names = [name for name in machines if not kind_of(name)]
+    job_id, until_ns = job.id, tx.now_ns + int(AVOID_S * NS_PER_S)
+    if names:
+        tx.after_commit(lambda index: index.avoid(job_id, names, until_ns))
 
 
 def _reject_checkpoint(job: Job, exit: common_pb2.Exit) -> None:

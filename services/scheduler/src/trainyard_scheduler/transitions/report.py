@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
@@ -14,7 +15,7 @@ from trainyard_scheduler.tables import Attempt, Job
 from trainyard_scheduler.timers import TimerKind
 from trainyard_scheduler.transitions.claim import staleness
 from trainyard_scheduler.transitions.finish import finish
-from trainyard_scheduler.transitions.steps import NS_PER_S, move
+from trainyard_scheduler.transitions.steps import NS_PER_S, move, named
 
 STARTED = scheduler_pb2.ATTEMPT_PHASE_STARTED
 FINISHING = scheduler_pb2.ATTEMPT_PHASE_FINISHING
@@ -43,6 +44,8 @@ def report(tx: Transaction, request: scheduler_pb2.ReportAttemptRequest, finaliz
     if request.note or request.note_reason:
         tx.event(job, EventType.NOTE, actor, request.note_reason[:_NOTE_MAX], request.note[:_NOTE_MAX])
         tx.changed(job)
+    if request.placements:
+        _placed(tx, job, attempt, actor, request)
     if request.phase == STARTED:
         _started(tx, job, attempt, actor, when_ns)
     elif request.phase == FINISHING:
@@ -53,6 +56,22 @@ def report(tx: Transaction, request: scheduler_pb2.ReportAttemptRequest, finaliz
         finish(tx, job, attempt, request.exit, actor, when_ns)
         return Answer(stale=False)
     return Answer(stale=False, stop=bool(attempt.stop_reason))
+
+
+def _placed(
+    tx: Transaction, job: Job, attempt: Attempt, actor: str, request: scheduler_pb2.ReportAttemptRequest
+) -> None:
+    """The cluster put nodes on machines: those that were planned, or new ones of a kind that was awaited."""
+    planned = json.loads(attempt.machines)
+    found = {each.node: each.machine for each in request.placements if each.machine}
+    machines = [found.get(node, machine) for node, machine in enumerate(planned)]
+    if machines == planned:
+        return
+    attempt.machines = json.dumps(machines)
+    attempt_id, moved = attempt.id, tuple(machines)
+    tx.after_commit(lambda index: index.move(attempt_id, moved))
+    tx.changed(job, attempt)
+    tx.event(job, EventType.NOTE, actor, "Placed", f"on {named(machines)}")
 
 
 def _started(tx: Transaction, job: Job, attempt: Attempt, actor: str, when_ns: int) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from servicekit.celery import STOP, stop_queue
 
-from trainyard_scheduler.domain.admission import Amount, Demand
+from trainyard_scheduler.domain.admission import Amount, Demand, kind_of
 from trainyard_scheduler.domain.reasons import EventType, StopReason
 from trainyard_scheduler.domain.states import AttemptState, JobState, check_move
 from trainyard_scheduler.index import Index
@@ -25,7 +28,15 @@ _END_EVENTS = {
 def demand_of(job: Job) -> Demand:
     """What the job needs at once."""
     worker = Amount(job.cpu_milli, job.memory_bytes, job.gpu)
-    return Demand(job.nodes, worker.times(job.workers_per_node))
+    return Demand(job.nodes, worker.times(job.workers_per_node), read_policy(job.policy).wishes)
+
+
+def named(machines: Iterable[str]) -> str:
+    """Machines in words, each once."""
+    names = dict.fromkeys(machines)
+    kinds = Counter(kind for name in names if (kind := kind_of(name)))
+    new = (f"{count} new machine{'s' if count > 1 else ''} of kind '{kind}'" for kind, count in kinds.items())
+    return ", ".join([*(name for name in names if not kind_of(name)), *new])
 
 
 def move(tx: Transaction, job: Job, state: JobState) -> None:
@@ -70,6 +81,7 @@ def end_job(tx: Transaction, job: Job, state: JobState, actor: str, reason: str,
 
     def effect(index: Index) -> None:
         index.dequeue(job_id)
+        index.forget(job_id)
         index.tally.jobs[state] += 1
         index.timers.cancel(TimerKind.DEADLINE, job_id)
         if expires_ns:

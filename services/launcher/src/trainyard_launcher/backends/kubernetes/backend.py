@@ -34,12 +34,23 @@ from trainyard_launcher.backend import (
     ShellRequest,
     StartError,
 )
-from trainyard_launcher.backends.kubernetes import jobs, machines, manifests, names, pods, tokens
+from trainyard_launcher.backends.kubernetes import (
+    foreign,
+    jobs,
+    machines,
+    manifests,
+    names,
+    placement,
+    pods,
+    taints,
+    tokens,
+)
 from trainyard_launcher.backends.kubernetes.agent_volume import AgentVolume
 from trainyard_launcher.backends.kubernetes.attempts import Attempt, Node
 from trainyard_launcher.backends.kubernetes.exec import PodShell
 from trainyard_launcher.backends.kubernetes.foreign import Foreign
 from trainyard_launcher.backends.kubernetes.keeper import Keeper
+from trainyard_launcher.backends.kubernetes.kinds import read_kinds
 from trainyard_launcher.backends.kubernetes.merge import read_template
 from trainyard_launcher.backends.kubernetes.patience import patiently
 from trainyard_launcher.backends.kubernetes.services import Services
@@ -76,6 +87,7 @@ class KubernetesBackend:
         self._settings = settings
         self._endpoint = settings.kubernetes_agent_endpoint or endpoint
         self._template = read_template(settings.kubernetes_pod_template)
+        self._kinds = read_kinds(settings.kubernetes_machine_kinds)
         self._agent_volume = AgentVolume(settings, self._template)
         self._api = Api(
             load_configuration(
@@ -100,11 +112,24 @@ class KubernetesBackend:
         """No: a pod's folder goes with it."""
         return False
 
-    def machines(self) -> Sequence[scheduler_pb2.Machine]:
-        """The nodes of the cluster that take pods, with what others leave of them."""
-        known = [each for name, each in self._keeper.machines.objects.items() if name not in self._keeper.judge.gone]
-        tolerations = self._template.get("spec", {}).get("tolerations") or ()
-        return machines.offered(known, self._settings, self._foreign.residents(), self._foreign.guests(), tolerations)
+    def offer(self) -> scheduler_pb2.RegisterPoolRequest:
+        """The nodes of the cluster that take pods, with what others leave of them, and those that it may make."""
+        settings, template = self._settings, self._template.get("spec") or {}
+        gpu = settings.kubernetes_gpu_resource
+        known, gone = self._keeper.machines.objects, self._keeper.judge.gone
+        there = [each for name, each in known.items() if name not in gone]
+        usable, unusable = machines.offered(
+            there, settings, self._foreign.residents(), self._foreign.guests(), template
+        )
+        mounted = self._agent_volume.is_mounted(known.values())
+        empty = manifests.overhead(self._endpoint, settings, self._template, agent_mounted=mounted)
+        return scheduler_pb2.RegisterPoolRequest(
+            machines=usable,
+            unusable_machines=unusable,
+            overhead=machines.resources(foreign.read(empty).amounts, gpu),
+            gpu_tolerations=taints.toleration_messages([taints.of_gpus(gpu)]),
+            kinds=[kind.offer(known.values(), gpu, template.get("tolerations") or ()) for kind in self._kinds],
+        )
 
     # Finding what an earlier life left
 
@@ -139,7 +164,7 @@ class KubernetesBackend:
         attempt.launch = launch
         mounted = self._agent_volume.is_mounted(self._keeper.machines.objects.values())
         body = manifests.job(launch, self._endpoint, self._settings, self._template, agent_mounted=mounted)
-        machines.avoid(body["spec"]["template"]["spec"], self._keeper.judge.gone)
+        placement.avoid(body["spec"]["template"]["spec"], self._keeper.judge.gone)
         try:
             attempt.uid = await self._make_job(body)
             if launch.facts.nodes > 1:

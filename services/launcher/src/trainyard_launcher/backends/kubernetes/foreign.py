@@ -85,7 +85,7 @@ def read(pod: Mapping[str, Any]) -> Taken:
     steady = _together(_requests(each) for each in [*spec.get("containers", ()), *sidecars])
     whole = _amounts(spec.get("resources", {}).get("requests", {}))
     most = _greatest([steady, whole, *map(_requests, begins)])
-    asked = _together([most, _amounts(spec.get("overhead", {}))])
+    asked = _together([most, _amounts(spec.get("overhead", {})), {"pods": 1}])
     owners = pod.get("metadata", {}).get("ownerReferences", ())
     return Taken(str(spec.get("nodeName", "")), asked, any(each["kind"] in _RESIDENT for each in owners))
 

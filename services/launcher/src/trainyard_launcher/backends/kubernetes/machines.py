@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
-from trainyard_launcher.backends.kubernetes import taints
+from trainyard_launcher.backends.kubernetes import placement, taints
 from trainyard_launcher.settings import Settings
 
 _UNITS: dict[str, float] = {f"{prefix}i": 2 ** (10 * power) for power, prefix in enumerate("KMGTPE", 1)}
@@ -25,8 +25,10 @@ class Machine:
     name: str
     ready: bool
     cordoned: bool
+    labels: Mapping[str, str]
     taints: tuple[taints.Taint, ...]
     cpu: float
+    pods: int
     memory_bytes: int
     resources: Mapping[str, int]
     kubelet: str  # its version, "v1.36.3"
@@ -42,8 +44,10 @@ def read(node: Mapping[str, Any]) -> Machine:
         name=str(node["metadata"]["name"]),
         ready=ready,
         cordoned=bool(spec.get("unschedulable", False)),
+        labels=node["metadata"].get("labels", {}),
         taints=taints.read(spec),
         cpu=amount(str(amounts.get("cpu", "0"))),
+        pods=int(amounts.get("pods", 0)),
         memory_bytes=int(amount(str(amounts.get("memory", "0")))),
         resources={name: int(value) for name, value in amounts.items() if "/" in name and str(value).isdigit()},
         kubelet=str(versions.get("kubeletVersion", "")),
@@ -56,55 +60,65 @@ def offered(
     settings: Settings,
     residents: Taken | None = None,
     guests: Taken | None = None,
-    tolerations: Sequence[taints.Toleration] = (),
-) -> list[scheduler_pb2.Machine]:
-    """What the scheduler may count on: the machines that take pods, less what others have of each and the agent's own
-    share; and what guests have, which they may leave.
+    template: Mapping[str, Any] | None = None,
+) -> tuple[list[scheduler_pb2.Machine], list[scheduler_pb2.Machine]]:
+    """What the scheduler may count on, and the machines that cannot be used now: each less what residents have of it,
+    with what guests have, which they may leave.
 
     Args:
         residents: what pods ask for that are there for as long as the machine is.
         guests: what other pods of others ask for.
-        tolerations: of every pod. That of machines for GPUs is had by those that ask for some.
+        template: spec of what is merged into every pod: machines to which it lets no pod go are none of the pool.
     """
-    tolerations = [*tolerations, taints.of_gpus(settings.kubernetes_gpu_resource)]
-    return [
-        _offer(each, settings, (residents or {}).get(each.name, {}), (guests or {}).get(each.name, {}))
-        for each in sorted(machines, key=lambda each: each.name)
-        if each.ready and not each.cordoned and taints.tolerated(each.taints, tolerations)
-    ]
+    template, residents, guests = template or {}, residents or {}, guests or {}
+    usable: list[scheduler_pb2.Machine] = []
+    unusable: list[scheduler_pb2.Machine] = []
+    for each in sorted(machines, key=lambda each: each.name):
+        if placement.accepts(template, each.name, each.labels):
+            keep_away = taints.untolerated(each.taints, template.get("tolerations") or ())
+            used = each.ready and not each.cordoned and not any(map(taints.passing, keep_away))
+            offer = _offer(each, settings, residents.get(each.name, {}), guests.get(each.name, {}), keep_away)
+            (usable if used else unusable).append(offer)
+    return usable, unusable
 
 
 def _offer(
-    machine: Machine, settings: Settings, residents: Mapping[str, float], guests: Mapping[str, float]
+    machine: Machine,
+    settings: Settings,
+    residents: Mapping[str, float],
+    guests: Mapping[str, float],
+    keep_away: Iterable[taints.Taint],
 ) -> scheduler_pb2.Machine:
     gpu = settings.kubernetes_gpu_resource
     whole = {
-        "cpu": machine.cpu - settings.agent_cpu,
-        "memory": machine.memory_bytes - settings.agent_memory,
+        "cpu": machine.cpu,
+        "memory": machine.memory_bytes,
+        "pods": machine.pods,
         gpu: machine.resources.get(gpu, 0),
     }
     room = {name: max(size - residents.get(name, 0), 0) for name, size in whole.items()}
     held = {name: min(guests.get(name, 0), size) for name, size in room.items()}
-
-    def resources(amounts: Mapping[str, float]) -> common_pb2.Resources:
-        return common_pb2.Resources(cpu=amounts["cpu"], memory_bytes=int(amounts["memory"]), gpu=int(amounts[gpu]))
-
     return scheduler_pb2.Machine(
         name=machine.name,
-        total=resources({name: size - held[name] for name, size in room.items()}),
-        others=resources(held) if any(held.values()) else None,
+        total=resources({name: size - held[name] for name, size in room.items()}, gpu),
+        others=resources(held, gpu) if any(held.values()) else None,
+        labels=machine.labels,
+        taints=taints.messages(keep_away),
     )
 
 
-def avoid(pod_spec: dict[str, Any], names: Iterable[str]) -> None:
-    """Keeps a pod away from machines, by their names."""
-    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(names)]
-    if fields:
-        affinity = pod_spec.setdefault("affinity", {}).setdefault("nodeAffinity", {})
-        required = affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", {"nodeSelectorTerms": [{}]})
-        required["nodeSelectorTerms"] = [  # one of them has to hold; they may be the template's, which stays as it is
-            term | {"matchFields": [*term.get("matchFields", ()), *fields]} for term in required["nodeSelectorTerms"]
-        ]
+def resources(amounts: Mapping[str, float], gpu: str) -> common_pb2.Resources:
+    """Amounts by the names of the resources.
+
+    Args:
+        gpu: name of the resource that GPUs are.
+    """
+    return common_pb2.Resources(
+        cpu=amounts.get("cpu", 0),
+        memory_bytes=int(amounts.get("memory", 0)),
+        gpu=int(amounts.get(gpu, 0)),
+        pods=int(amounts.get("pods", 0)),
+    )
 
 
 def amount(text: str) -> float:

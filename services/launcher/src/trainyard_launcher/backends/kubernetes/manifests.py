@@ -13,8 +13,9 @@ from typing import Any
 from servicekit.ownership import ENDPOINT_VARIABLE
 from trainyard.spec import Kubernetes, Spec, quantities
 from trainyard.spec.cluster import Toleration, Volume
+from trainyard_protos.v1 import common_pb2
 
-from trainyard_launcher.backend import Launch, StartError
+from trainyard_launcher.backend import Facts, Launch, StartError
 from trainyard_launcher.backends.kubernetes import names, reserved, taints
 from trainyard_launcher.backends.kubernetes.merge import merged
 from trainyard_launcher.settings import Settings
@@ -79,6 +80,16 @@ def job(
             "template": merged(pod, template or {}),
         },
     }
+
+
+def overhead(
+    endpoint: str, settings: Settings, template: Mapping[str, Any] | None = None, *, agent_mounted: bool = False
+) -> Object:
+    """A pod of a job that asks for nothing: what it requests, each pod requests beside what its job asks for."""
+    facts = Facts("", "", "job", "0", 0, 1, 1, 0)
+    nothing = Launch(facts, [], common_pb2.Resources(), spec=Spec(command=("true",)))
+    made: Object = job(nothing, endpoint, settings, template, agent_mounted=agent_mounted)["spec"]["template"]
+    return made
 
 
 def service(job_object: Mapping[str, Any]) -> Object:

@@ -101,15 +101,16 @@ class ProcessBackend:
         """Yes: in the folders of the attempts."""
         return True
 
-    def machines(self) -> Sequence[scheduler_pb2.Machine]:
-        """This machine, with what the settings declare or what it has."""
+    def offer(self) -> scheduler_pb2.RegisterPoolRequest:
+        """This machine, with what the settings declare or what it has. Agents are processes beside the jobs', with
+        limits above what these ask for: they take nothing that is counted."""
         settings = self._settings
         total = common_pb2.Resources(
             cpu=settings.capacity_cpu or len(os.sched_getaffinity(0)),
             memory_bytes=settings.capacity_memory or psutil.virtual_memory().total,
             gpu=len(self._gpus.indices),
         )
-        return [scheduler_pb2.Machine(name=settings.machine, total=total)]
+        return scheduler_pb2.RegisterPoolRequest(machines=[scheduler_pb2.Machine(name=settings.machine, total=total)])
 
     # Finding what an earlier life left
 
@@ -209,7 +210,7 @@ class ProcessBackend:
         facts = launch.facts
         workers = facts.workers_per_node
         shares = self._gpus.take(facts.attempt_id, [launch.per_worker.gpu * workers] * facts.nodes)
-        cpu = launch.per_worker.cpu * workers + self._settings.agent_cpu
+        cpu = launch.per_worker.cpu * workers + max(self._settings.agent_cpu, self._settings.agent_cpu_limit)
         memory = launch.per_worker.memory_bytes * workers + self._settings.agent_memory
         nodes = []
         for index, share in enumerate(shares):
