@@ -17,6 +17,7 @@ from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.cluster.layout import Wrong
 from scripts.testbed.cluster.processes import Failed
 from scripts.testbed.observability import prometheus
+from scripts.testbed.proxy import NGINX, STREAM_MODULE
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,7 +55,8 @@ def _get(_: argparse.Namespace) -> int:
     for program in (
         fetch.debian("redis-server", "/usr/bin/redis-server"),
         fetch.debian("postgresql-15", "/usr/lib/postgresql/*/bin/postgres"),
-        fetch.debian("nginx", "/usr/sbin/nginx"),
+        fetch.debian(*NGINX),
+        fetch.debian(*STREAM_MODULE),
         fetch.versitygw(),
         prometheus(),
     ):

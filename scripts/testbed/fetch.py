@@ -84,7 +84,7 @@ def versitygw() -> Program:
 
 
 def _newest(root: Path, pattern: str) -> Path | None:
-    found = [path for path in root.glob(pattern.lstrip("/")) if os.access(path, os.X_OK)]
+    found = [path for path in root.glob(pattern.lstrip("/")) if path.is_file()]
     return max(found, default=None)
 
 

@@ -43,7 +43,7 @@ http {{
     client_max_body_size 0;
     client_body_buffer_size 1m;
     http2_body_preread_size 1m;
-    large_client_header_buffers 4 1m;
+    large_client_header_buffers 4 16k;
     http2_max_concurrent_streams 100000;
     keepalive_requests 1000000000;
     keepalive_time 365d;
@@ -60,15 +60,6 @@ http {{
 {upstreams}
     server {{
         listen 127.0.0.1:{port} http2 so_keepalive=on;
-        # A service that is away is an UNAVAILABLE like any other.
-        error_page 502 503 504 = @away;
-        location @away {{
-            internal;
-            default_type application/grpc;
-            add_header grpc-status 14 always;
-            add_header grpc-message "this service of the yard is not up" always;
-            return 204;
-        }}
 {locations}    }}
 }}
 """
@@ -79,6 +70,18 @@ _UPSTREAM = """\
         keepalive_requests 1000000000;
         keepalive_time 365d;
     }}
+"""
+_LOCATION = """\
+        location /{route}/ {{ error_page 502 503 504 = @{name}; grpc_pass grpc://{name}; }}
+"""
+_UNREACHABLE = """\
+        location @{name} {{
+            internal;
+            default_type application/grpc;
+            add_header grpc-status 14 always;
+            add_header grpc-message "the yard's {name} service is not reachable" always;
+            return 204;
+        }}
 """
 
 
@@ -94,9 +97,15 @@ def configuration(port: int, services: Mapping[str, Sequence[str]]) -> str:
         for name, addresses in services.items()
     )
     locations = "".join(
-        f"        location /{route}/ {{ grpc_pass grpc://{name}; }}\n" for name in services for route in ROUTES[name]
+        _UNREACHABLE.format(name=name) + "".join(_LOCATION.format(name=name, route=route) for route in ROUTES[name])
+        for name in services
     )
     return _TEMPLATE.format(port=port, upstreams=upstreams, locations=locations)
+
+
+NGINX = ("nginx", "/usr/sbin/nginx")
+STREAM_MODULE = ("libnginx-mod-stream", "/usr/lib/nginx/modules/ngx_stream_module.so")
+"""Debian's package of each, and where it is."""
 
 
 class Nginx(Server):
@@ -111,7 +120,7 @@ class Nginx(Server):
     def __init__(self, folder: Path, services: Mapping[str, Sequence[str]], port: int = 0) -> None:
         super().__init__(folder, port)
         self._services = services
-        self._program = fetch.debian("nginx", "/usr/sbin/nginx")
+        self._program = fetch.debian(*NGINX)
 
     def prepare(self) -> None:
         (self.folder / "temp").mkdir(exist_ok=True)

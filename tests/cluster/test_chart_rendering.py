@@ -263,7 +263,7 @@ def test_the_gateway_knows_every_service_of_the_yard() -> None:
         for route in routes:
             location = nginx.partition(f"location /{route}/ {{")[2].partition("}")[0]
             assert f"grpc_pass grpcs://{service};" in location, route
-    assert nginx.count("grpc_pass") == sum(map(len, ROUTES.values()))
+    assert nginx.count("location /trainyard.v1.") == sum(map(len, ROUTES.values()))
 
 
 def test_each_of_several_schedulers_has_an_address() -> None:
@@ -368,6 +368,8 @@ WRONG = {
     "jobs.podSecurity: is restricted": {"jobs": {"hostPaths": True}},
     "storage.hostPath: needed": {"storage": {"kind": "hostPath"}},
     "tls.certManager.issuerRef: needed": {"tls": {"certManager": {"enabled": True}}},
+    "/gateway/limits/idleTimeout": {"gateway": {"limits": {"idleTimeout": "soon"}}},
+    "gateway.limits.calls: 5 replicas could open 40960": {"gateway": {"replicas": 5}},
     "tls.existingSecret: cert-manager makes": {
         "tls": {"existingSecret": "mine", "certManager": {"enabled": True, "issuerRef": {"name": "x"}}}
     },

@@ -113,7 +113,7 @@ def test_a_call_to_a_service_that_is_away_says_that_it_is(shared_yard):
     metrics = shared_yard.split.services["metrics"]
     metrics.stop()
     try:
-        with shared_yard.client() as client, pytest.raises(errors.NotRunning, match="not up"):
+        with shared_yard.client() as client, pytest.raises(errors.NotRunning, match="metrics service is not reachable"):
             client.series("01a1f9c2-de63-70c9-be3d-565654c676cd", "loss")
     finally:
         metrics.start()
