@@ -82,6 +82,8 @@ def test_a_backup_in_an_empty_home_is_the_same_yard(home, make_home, tmp_path):
         client.download("made", tmp_path / "second")
         assert (tmp_path / "second/model").read_bytes() == (tmp_path / "first/model").read_bytes()
         assert [each for each in client.verify() if each.finding is not None] == []
+        copies = {each.service for each in client.all_events() if each.event.type == "BackupStarted"}
+        assert copies == {"scheduler", "metrics", "artifacts"}
         found = client.job(held.id).wait(WAIT_S)
         assert found.state == scheduler_pb2.JOB_STATE_SUCCEEDED
         assert found.attempt == 2

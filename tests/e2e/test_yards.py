@@ -81,6 +81,10 @@ def test_a_job_goes_on_without_a_yard_and_the_next_one_finds_it(yard, tmp_path):
         back = client.job(job.id)
         assert back.wait(WAIT_S).attempt == 1
         assert output(back) == ["ready", "through"]
+        ended = [event for event in client.events() if event.kind == "Yard"]
+    assert [(event.type, event.actor, event.message) for event in ended] == [
+        ("ShutdownRequested", "user/127.0.0.1", "jobs keep running")
+    ]
 
 
 def test_a_watch_goes_on_over_a_restart_of_the_yard(yard):

@@ -158,6 +158,9 @@ async def test_a_shell_has_the_workers_folder_and_environment(yard: Yard) -> Non
     output, code = await shell(yard, attempt, "sh", "-c", "pwd; echo $COLOUR $RANK; exit 3", tty=False, rank=1)
     assert output.split() == [str(yard.node(attempt) / "work"), "green", "1"]
     assert code == 3
+    await yard.scheduler.until(lambda: bool(yard.scheduler.notes("ShellOpened")))
+    [note] = yard.scheduler.notes("ShellOpened")
+    assert note.note == "user/127.0.0.1 opens a shell beside rank 1"
 
 
 async def test_a_shell_waits_for_the_first_word_about_its_worker(yard: Yard) -> None:

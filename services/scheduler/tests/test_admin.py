@@ -5,10 +5,12 @@ from pathlib import Path
 import grpc
 import pytest
 from servicekit.errors import reason_of
+from sqlalchemy import text
 from trainyard.channel import connect
 from trainyard_protos.v1 import admin_pb2 as a
 from trainyard_protos.v1 import admin_pb2_grpc
 from trainyard_protos.v1 import scheduler_pb2 as s
+from trainyard_scheduler import ledger
 
 from services.scheduler.tests.conftest import OpenYard, open_yard
 from services.scheduler.tests.yard import Yard, document
@@ -41,6 +43,58 @@ async def test_a_backup_in_an_empty_home_is_the_same_scheduler(tmp_path: Path) -
     async with open_yard(copy, database_url="") as restored:
         jobs = (await restored.users.ListJobs(s.ListJobsRequest())).jobs
         assert [job.id for job in jobs] == [submitted.id]
+
+
+async def told(yard: Yard) -> list[tuple[str, str, str, str]]:
+    return [(event.type, event.object_name, event.actor, event.message) for event in await yard.events()]
+
+
+async def test_a_backup_is_told_before_its_first_byte_and_after_its_last(tmp_path: Path) -> None:
+    async with open_yard(tmp_path, database_url="") as yard:
+        size = sum([len(piece.data) async for piece in admin(yard).Backup(a.BackupRequest())])
+        started = ("BackupStarted", "scheduler", "user/127.0.0.1", "")
+        taken = ("BackupTaken", "scheduler", "user/127.0.0.1", f"{size:,} bytes in 1 files")
+        assert await told(yard) == [started, taken]
+
+
+async def test_a_lost_database_that_is_given_up_is_told_once(tmp_path: Path) -> None:
+    async with open_yard(tmp_path, database_url="") as yard:
+        await yard.submit()
+    (tmp_path / "scheduler.db").unlink()
+    async with open_yard(tmp_path, database_url="") as yard:
+        await findings(yard)
+        assert await told(yard) == []
+        for _ in range(2):
+            await findings(yard, repair=True)
+        ((kind, name, actor, message),) = await told(yard)
+    assert (kind, name, actor) == ("Repaired", "scheduler", "user/127.0.0.1")
+    assert "scheduler.db was missing at the start" in message
+
+
+async def test_events_that_no_job_takes_with_it_are_bounded(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound that a test reaches."""
+    monkeypatch.setattr(ledger, "KEPT", 3)
+    await yard.submit()
+    for cpu in (1, 2, 3, 4, 5):
+        await yard.register(cpu=cpu, lease_s=60 + cpu)
+        await yard.scheduler.record_shutdown("user/127.0.0.1", f"{cpu}")
+    others = [(event.type, event.message) for event in await yard.events() if event.kind != "Job"]
+    assert [kind for kind, _ in others] == ["ShutdownRequested", "PoolRegistered", "ShutdownRequested"]
+    assert [message for kind, message in others if kind == "ShutdownRequested"] == ["4", "5"]
+    assert "Submitted" in {event.type for event in await yard.events()}
+
+
+async def test_neither_a_repair_nor_its_event_is_stored_without_the_other(tmp_path: Path) -> None:
+    async with open_yard(tmp_path, database_url="") as yard:
+        await yard.submit()
+    (tmp_path / "scheduler.db").unlink()
+    async with open_yard(tmp_path, database_url="") as yard:
+        await yard.scheduler._store.write(lambda session: session.execute(text("ALTER TABLE events RENAME TO away")))
+        with pytest.raises(grpc.aio.AioRpcError):
+            await findings(yard, repair=True)
+        await yard.scheduler._store.write(lambda session: session.execute(text("ALTER TABLE away RENAME TO events")))
+        assert len(await findings(yard)) == 1
+        assert await told(yard) == []
 
 
 async def findings(yard: Yard, **options: bool) -> list[a.VerifyResponse.Finding]:

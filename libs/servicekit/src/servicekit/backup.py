@@ -10,7 +10,7 @@ import asyncio
 import os
 import sqlite3
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from trainyard_protos.v1.admin_pb2 import BackupResponse
 
 from servicekit.errors import DataLoss, FailedPrecondition
+from servicekit.events import AdminEvent
 
 if TYPE_CHECKING:
     from sqlalchemy.engine import Engine
@@ -36,12 +37,7 @@ def snapshot_sqlite(engine: Engine, target: Path) -> None:
         FileExistsError: there is something at `target`.
         OSError, sqlite3.Error: the copy cannot be written; nothing is left at `target`.
     """
-    if engine.dialect.name != "sqlite":
-        raise FailedPrecondition(
-            f"the database is {engine.dialect.name}, which has tools of its own for backups",
-            reason="NotSqlite",
-            hint="use pg_dump for the database, and copy the files that the service keeps beside it",
-        )
+    _require_sqlite(engine)
     os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     try:
         _copy(engine, target)
@@ -50,6 +46,15 @@ def snapshot_sqlite(engine: Engine, target: Path) -> None:
     except BaseException:
         target.unlink(missing_ok=True)
         raise
+
+
+def _require_sqlite(engine: Engine) -> None:
+    if engine.dialect.name != "sqlite":
+        raise FailedPrecondition(
+            f"the database is {engine.dialect.name}, which has tools of its own for backups",
+            reason="NotSqlite",
+            hint="use pg_dump for the database, and copy the files that the service keeps beside it",
+        )
 
 
 def _copy(engine: Engine, target: Path) -> None:
@@ -114,6 +119,28 @@ def database_and_files(
         snapshot_sqlite(engine, Path(folder) / name)
         yield from stream_files(Path(folder), [Path(name)])
     yield from stream_files(root, paths())
+
+
+async def recorded(
+    engine: Engine, pieces: AsyncIterator[BackupResponse], record: Callable[[AdminEvent, str], Awaitable[None]]
+) -> AsyncIterator[BackupResponse]:
+    """The pieces of a backup, with an event before the first of them and one after the last.
+
+    Args:
+        engine: of the service's database.
+        record: stores an event with this message.
+
+    Raises:
+        FailedPrecondition: the database is not SQLite; nothing is recorded.
+    """
+    _require_sqlite(engine)
+    await record(AdminEvent.BACKUP_STARTED, "")
+    size, paths = 0, set()
+    async for piece in pieces:
+        size += len(piece.data)
+        paths.add(piece.path)
+        yield piece
+    await record(AdminEvent.BACKUP_TAKEN, f"{size:,} bytes in {len(paths):,} files")
 
 
 async def in_threads(items: Iterator[T]) -> AsyncIterator[T]:

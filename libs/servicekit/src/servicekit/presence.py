@@ -14,6 +14,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from sqlalchemy import Connection
 from sqlmodel import Session
 
 from servicekit.disk import create_once
@@ -65,6 +66,6 @@ def missing_at(session: Session) -> str:
     return f"{when:%Y-%m-%d %H:%M} UTC" if minutes else ""
 
 
-def acknowledge(session: Session) -> None:
+def acknowledge(connection: Connection) -> None:
     """An operator knows that the database was missing."""
-    session.connection().exec_driver_sql("PRAGMA user_version = 0")
+    connection.exec_driver_sql("PRAGMA user_version = 0")

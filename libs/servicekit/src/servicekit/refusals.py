@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter
 
+from servicekit.peers import host_of
+
 logger = logging.getLogger(__name__)
 
 _WINDOW_S = 60.0
@@ -56,7 +58,7 @@ class Refusals:
             reason: of the error.
         """
         self._counter.labels(method, reason).inc()
-        host = _host_of(peer)
+        host = host_of(peer)
         known = self._peers.get(host)
         if known is None and len(self._peers) < _MAX_PEERS:
             self._peers[host] = _Refused(self._clock() + _WINDOW_S)
@@ -94,8 +96,3 @@ def _log(peer: str, method: str, reason: str, omitted: int) -> None:
         "refused a call for its token",
         extra={"peer": peer[:128], "method": method, "reason": reason, "omitted": omitted},
     )
-
-
-def _host_of(peer: str) -> str:
-    """A peer without its port: each connection has another one."""
-    return peer.rpartition(":")[0] or peer

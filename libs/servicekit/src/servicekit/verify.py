@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import sqlalchemy
 from sqlmodel import Session
 from trainyard_protos.v1.admin_pb2 import VerifyResponse
 
 from servicekit import presence
+from servicekit.events import AdminEvent, Recorder, Subject
 from servicekit.store import Store
 
 Finding = VerifyResponse.Finding
@@ -14,11 +17,12 @@ Finding = VerifyResponse.Finding
 _FROM_A_BACKUP = "stop the service, put the database back from a backup, and start it again"
 
 
-async def database_findings(store: Store, *, repair: bool) -> list[Finding]:
+async def database_findings(store: Store, *, acknowledge: Callable[[str], Awaitable[None]] | None) -> list[Finding]:
     """What is wrong with the database itself. PostgreSQL looks after its own files.
 
     Args:
-        repair: whether to go on without what a missing database held: it is reported once more, and then no longer.
+        acknowledge: for a repair: notes that what a missing database held is lost, and records what it is given. The
+            loss is reported once more, and then no longer.
     """
     if store.presence is None:
         return []
@@ -30,16 +34,27 @@ async def database_findings(store: Store, *, repair: bool) -> list[Finding]:
     when = await store.read(presence.missing_at)
     if not when:
         return []
-    if repair:
-        await store.write(presence.acknowledge)
+    what = f"the database {store.file} was missing at the start of {when}, and was made anew, empty"
+    if acknowledge is not None:
+        await acknowledge(what)
     return [
         Finding(
-            what=f"the database {store.file} was missing at the start of {when}, and was made anew, empty",
-            hint="" if repair else f"{_FROM_A_BACKUP}; repair goes on without what it held",
+            what=what,
+            hint="" if acknowledge is not None else f"{_FROM_A_BACKUP}; repair goes on without what it held",
             lost="everything that it held until then",
-            repaired=repair,
+            repaired=acknowledge is not None,
         )
     ]
+
+
+async def acknowledge_loss(store: Store, recorder: Recorder, about: Subject, what: str) -> None:
+    """Notes that an operator knows of a missing database, and records it."""
+
+    def change(session: Session) -> None:
+        presence.acknowledge(session.connection())
+        recorder.record(session, AdminEvent.REPAIRED, about, what)
+
+    await store.write(change)
 
 
 def is_gone(store: Store) -> bool:

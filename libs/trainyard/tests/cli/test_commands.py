@@ -153,6 +153,44 @@ async def test_events_are_lines_or_objects(yard: ScriptedYard) -> None:
     assert (first["type"], second["reason"], second["state"]) == ("Submitted", "Hung", "failed")
 
 
+def changed(seq: int, time_ns: int, name: str, kind: str = "AliasSet") -> scheduler_pb2.Event:
+    return scheduler_pb2.Event(
+        seq=seq,
+        time_ns=time_ns,
+        kind="Artifact",
+        object_name=name,
+        type=kind,
+        actor="user/127.0.0.1",
+        message="best: version 1 -> version 2",
+    )
+
+
+async def test_events_of_everything_are_merged_by_time(yard: ScriptedYard) -> None:
+    yard.events = [[event(1, "Submitted", "queued", time_ns=10), event(2, "Running", "running", time_ns=30)]]
+    yard.admin["artifacts.ListAdminEvents"] = [changed(1, 20, "words"), changed(2, 40, "digits-model")]
+    yard.admin["metrics.ListAdminEvents"] = [changed(1, 25, "metrics", "Maintained")]
+    ended = await run("events")
+    kinds = ["Submitted", "AliasSet", "Maintained", "Running", "AliasSet"]
+    assert [kind for line, kind in zip(ended.lines, kinds, strict=True) if kind in line] == kinds
+    assert ended.lines[1].endswith("words  AliasSet  user/127.0.0.1  best: version 1 -> version 2")
+
+
+async def test_events_of_an_artifact_are_what_users_changed_of_it(yard: ScriptedYard) -> None:
+    yard.admin["artifacts.ListAdminEvents"] = [changed(1, 20, "words"), changed(2, 40, "digits-model")]
+    ended = await run("events", "--artifact", "words", "-o", "json")
+    assert [json.loads(line)["objectName"] for line in ended.lines] == ["words"]
+    for wrong in (("digits", "--artifact", "words"), ("--artifact", "words", "-f")):
+        assert (await run("events", *wrong)).code == 2
+
+
+async def test_events_tell_when_those_of_a_service_cannot_be_read(yard: ScriptedYard) -> None:
+    yard.events = [[event(1, "Submitted", "queued")]]
+    yard.refusals["metrics.ListAdminEvents"] = [Refusal(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")]
+    ended = await run("events")
+    assert (ended.code, len(ended.lines)) == (0, 1)
+    assert "events of metrics are left out: Method not found!" in ended.err
+
+
 async def test_submit_tells_the_id_and_what_comes_next(yard: ScriptedYard, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(document())

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 from trainyard import home
 from trainyard_protos.v1 import (
+    admin_pb2,
     admin_pb2_grpc,
     artifacts_pb2,
     artifacts_pb2_grpc,
@@ -359,6 +360,12 @@ class _Admin(_Servicer):
 
     async def Maintain(self, request: Any, context: Context) -> Any:
         return await self._only("Maintain", request, context)
+
+    async def ListAdminEvents(self, request: Any, context: Context) -> admin_pb2.ListAdminEventsResponse:
+        await self.yard.enter(f"{self.service}.ListAdminEvents", request, context)
+        kept = self.yard.admin.get(f"{self.service}.ListAdminEvents", [])
+        wanted = [each for each in kept if request.object_name in ("", each.object_name)]
+        return admin_pb2.ListAdminEventsResponse(events=[each for each in wanted if each.seq > request.after_seq])
 
     async def Verify(self, request: Any, context: Context) -> AsyncIterator[Any]:
         await self.yard.enter(f"{self.service}.Verify", request, context)

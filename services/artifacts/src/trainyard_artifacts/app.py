@@ -7,6 +7,7 @@ from pathlib import Path
 
 import grpc
 from prometheus_client import CollectorRegistry
+from servicekit.events import EventLog
 from servicekit.store import Store
 from trainyard.artifacts.allocator import keep_large_blocks
 from trainyard_protos.v1.admin_pb2_grpc import add_ArtifactAdminServiceServicer_to_server
@@ -20,6 +21,7 @@ from trainyard_artifacts.folder import FolderObjects
 from trainyard_artifacts.objects import ObjectStore
 from trainyard_artifacts.servicer import ArtifactServicer
 from trainyard_artifacts.settings import Settings
+from trainyard_artifacts.tables import EventRow
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -48,10 +50,11 @@ class Artifacts:
         counters = Counters(self.registry)
         self.store = Store(database_url, migrations=MIGRATIONS, name=self.name)
         self._objects = _objects(home, settings)
+        events = EventLog(EventRow)
         self.chunks = chunks = Chunks(self.store, self._objects, settings)
-        self._servicer = ArtifactServicer(self.store, chunks, settings, counters)
+        self._servicer = ArtifactServicer(self.store, chunks, settings, counters, events)
         self.collector = Collector(self.store, self._objects, chunks, settings, counters)
-        self._admin = ArtifactAdminServicer(home, self.store, self._objects, chunks, self.collector)
+        self._admin = ArtifactAdminServicer(home, self.store, self._objects, chunks, self.collector, events)
         self._collecting: asyncio.Task[None] | None = None
 
     def register(self, server: grpc.aio.Server) -> None:

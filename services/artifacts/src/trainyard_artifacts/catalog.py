@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from servicekit.errors import AlreadyExists, DataLoss, FailedPrecondition, NotFound
+from servicekit.events import AdminEvent, Recorder, Subject
 from servicekit.ids import new_id, now_ns
 from sqlalchemy import func
 from sqlmodel import Session, col, select
@@ -37,8 +38,12 @@ def committed(session: Session, workspace: str, key: str, digest: bytes) -> Vers
     return row
 
 
-def add(session: Session, request: pb.CommitRequest, encoded: bytes, digest: bytes) -> VersionRow:
-    """Makes a version and moves its aliases. `request` was checked; the caller counts what its chunks are used by.
+def add(
+    session: Session, request: pb.CommitRequest, encoded: bytes, digest: bytes, recorder: Recorder | None = None
+) -> VersionRow:
+    """Makes a version and moves its aliases, which `recorder` records.
+
+    `request` was checked; the caller counts what its chunks are used by.
 
     "latest" moves as well, to outputs of an attempt only when they are published.
 
@@ -69,7 +74,7 @@ def add(session: Session, request: pb.CommitRequest, encoded: bytes, digest: byt
     session.add_all(InputRow(version_id=row.id, input_id=input) for input in set(request.inputs))
     session.add(ManifestRow(version_id=row.id, workspace=row.workspace, content=encoded))
     for alias in request.aliases:
-        point(session, row, alias)
+        move_alias(session, row, alias, recorder)
     if not (row.kind == "output" and row.fence):
         _publish(session, row)
     session.flush()
@@ -109,7 +114,7 @@ def same_code(session: Session, request: pb.CommitRequest, digest: bytes) -> Ver
     return session.exec(query.order_by(col(VersionRow.created_ns).desc()).limit(1)).first()
 
 
-def store_again(session: Session, row: VersionRow, request: pb.CommitRequest) -> None:
+def store_again(session: Session, row: VersionRow, request: pb.CommitRequest, recorder: Recorder | None = None) -> None:
     """Makes a version of code the newest of its artifact: its content was stored again.
 
     Labels, where the request has some, replace those of the last time: the same files may be those of another commit.
@@ -119,8 +124,9 @@ def store_again(session: Session, row: VersionRow, request: pb.CommitRequest) ->
     if request.labels:
         row.labels = json.dumps(dict(request.labels), sort_keys=True)
     session.add(row)
-    for alias in {*request.aliases, LATEST}:
-        point(session, row, alias)
+    for alias in request.aliases:
+        move_alias(session, row, alias, recorder)
+    point(session, row, LATEST)
     session.flush()
 
 
@@ -224,6 +230,40 @@ def read_manifest(session: Session, row: VersionRow) -> pb.Manifest:
 def point(session: Session, row: VersionRow, alias: str) -> None:
     """Moves an alias to a version."""
     session.merge(AliasRow(workspace=row.workspace, name=row.name, alias=alias, version_id=row.id))
+
+
+def move_alias(session: Session, row: VersionRow, alias: str, recorder: Recorder | None) -> None:
+    """Moves an alias to a version as a user asked, and records it, unless it points there already or is "latest"."""
+    before = session.get(AliasRow, (row.workspace, row.name, alias))
+    if before is not None and before.version_id == row.id:
+        return
+    old = session.get(VersionRow, before.version_id) if before is not None else None
+    point(session, row, alias)
+    if recorder is not None and alias != LATEST:
+        message = f"{alias}: {called(old)} -> {called(row)}"
+        recorder.record(session, AdminEvent.ALIAS_SET, subject(row), message)
+
+
+def subject(row: VersionRow) -> Subject:
+    """A version, as events name it."""
+    return Subject("Artifact", row.name, row.id, row.workspace)
+
+
+def called(row: VersionRow | None) -> str:
+    """A version in an event's message."""
+    return f"version {row.number}" if row is not None else "none"
+
+
+def remove_as_asked(session: Session, row: VersionRow, recorder: Recorder) -> None:
+    """Deletes a version as a user asked, and records it."""
+    aliases = aliases_of(session, [row])[row.id]
+    message = f"{called(row)}: {row.files:,} files, {row.size:,} bytes -> deleted"
+    remove(session, row)
+    for alias in aliases:
+        left = session.get(AliasRow, (row.workspace, row.name, alias))
+        now = session.get(VersionRow, left.version_id) if left is not None else None
+        message += f"; {alias}: {called(row)} -> {called(now)}"
+    recorder.record(session, AdminEvent.VERSION_DELETED, subject(row), message)
 
 
 def remove(session: Session, row: VersionRow) -> None:

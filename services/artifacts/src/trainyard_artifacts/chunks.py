@@ -8,7 +8,7 @@ it was rewritten meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -119,9 +119,17 @@ class Chunks:
         return len(new)
 
     async def add_pack(
-        self, workspace: str, built: pack.Pack, moved: Sequence[tuple[str, Entry]] | None = None
+        self,
+        workspace: str,
+        built: pack.Pack,
+        moved: Sequence[tuple[str, Entry]] | None = None,
+        also: Callable[[Session], None] | None = None,
     ) -> None:
-        """Stores a pack, then takes it into the index: as new chunks, or as copies of `moved` (old pack, place)."""
+        """Stores a pack, then takes it into the index: as new chunks, or as copies of `moved` (old pack, place).
+
+        Args:
+            also: what is done in the same transaction of the index.
+        """
         id = new_id()
         await self._objects.put(key_of(workspace, id), built.parts)
 
@@ -134,6 +142,8 @@ class Chunks:
                 index.add_pack(session, row, built.entries, now_ns())
             else:
                 index.move(session, row, moved)
+            if also is not None:
+                also(session)
 
         await self._store.write(admit)
 

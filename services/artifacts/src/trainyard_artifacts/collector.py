@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from servicekit.events import AdminEvent, Recorder, Subject
 from servicekit.ids import now_ns
 from servicekit.store import Store
 from servicekit.verify import knows_everything
@@ -34,6 +35,7 @@ from trainyard_artifacts.tables import PackRow, PartRow
 
 logger = logging.getLogger(__name__)
 
+SERVICE = Subject("Service", "artifacts")
 _ROWS_AT_ONCE = 5000
 _SOONER_AT_START = 12
 
@@ -89,11 +91,15 @@ class Collector:
                 self.counters.collections_failed.inc()
                 logger.exception("collection of unused chunks failed")
 
-    async def collect(self) -> Collected:
-        """One collection: retention, then parts, chunks, packs."""
+    async def collect(self, recorder: Recorder | None = None) -> Collected:
+        """One collection: retention, then parts, chunks, packs.
+
+        Args:
+            recorder: of the user who asked for it; None when it is done by itself.
+        """
         async with self.holding:
             done = Collected()
-            done.versions = await self._retain()
+            done.versions = await self._retain(recorder)
             done.parts = await self._drop_parts()
             done.chunks = await self._remove_chunks()
             done.rewritten = await self._rewrite_hollow()
@@ -102,13 +108,19 @@ class Collector:
         self.counters.versions_expired.inc(done.versions)
         self.counters.chunks_collected.inc(done.chunks)
         self.counters.bytes_freed.inc(done.freed_bytes)
+        if recorder is not None and (words := done.words()):
+            message = f"{done.freed_bytes:,} bytes freed; {'; '.join(words)}"
+            maintained = functools.partial(recorder.record, type=AdminEvent.MAINTAINED, about=SERVICE, message=message)
+            await self.store.write(maintained)
         return done
 
-    async def _retain(self) -> int:
+    async def _retain(self, recorder: Recorder | None) -> int:
         defaults = self.settings.retention
         removed = 0
         for workspace, name in await self.store.read(lambda session: retention.ruled(session, defaults)):
-            apply = functools.partial(retention.apply, workspace=workspace, name=name, defaults=defaults)
+            apply = functools.partial(
+                retention.apply, workspace=workspace, name=name, defaults=defaults, recorder=recorder
+            )
             removed += await self.store.write(apply)
         return removed
 
@@ -123,10 +135,14 @@ class Collector:
             removed += count
         return removed
 
-    async def rewrite(self, packs: Sequence[Occupancy]) -> int:
-        """Writes what lives in these packs into new ones; returns how many could be read whole and were rewritten."""
+    async def rewrite(self, packs: Sequence[Occupancy], also: Callable[[Session], None]) -> int:
+        """Writes what lives in these packs into new ones; returns how many could be read whole and were rewritten.
+
+        Args:
+            also: what is done in the transaction that takes the new pack into the index.
+        """
         async with self.holding:
-            return await self._rewrite_group(packs)
+            return await self._rewrite_group(packs, also)
 
     async def _rewrite_hollow(self) -> int:
         packs = await self.store.read(index.occupancies)
@@ -135,7 +151,7 @@ class Collector:
             rewritten += await self._rewrite_group(group)
         return rewritten
 
-    async def _rewrite_group(self, group: Sequence[Occupancy]) -> int:
+    async def _rewrite_group(self, group: Sequence[Occupancy], also: Callable[[Session], None] | None = None) -> int:
         moved: list[tuple[str, bytes]] = []
         copies: dict[bytes, bytes] = {}
         for old in group:
@@ -150,7 +166,7 @@ class Collector:
             return 0
         built = pack.build(copies.items())
         where = {entry.hash: entry for entry in built.entries}
-        await self.chunks.add_pack(group[0].workspace, built, [(old, where[hash]) for old, hash in moved])
+        await self.chunks.add_pack(group[0].workspace, built, [(old, where[hash]) for old, hash in moved], also)
         return len({old for old, _ in moved})
 
     async def _living(self, old: Occupancy) -> dict[bytes, bytes]:

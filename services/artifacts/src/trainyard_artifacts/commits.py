@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from servicekit.errors import FailedPrecondition, InvalidArgument
+from servicekit.events import Recorder
 from servicekit.ids import now_ns
 from servicekit.store import Store
 from sqlmodel import Session, col, delete, select
@@ -40,8 +41,11 @@ class Commits:
     store: Store
     settings: Settings
 
-    async def commit(self, request: pb.CommitRequest) -> pb.Version:
+    async def commit(self, request: pb.CommitRequest, recorder: Recorder | None = None) -> pb.Version:
         """Makes a version of a whole tree. `request` names its workspace and its producer.
+
+        Args:
+            recorder: records the aliases that it moves.
 
         Raises:
             InvalidArgument: BadName, BadKind, BadManifest, UnsafePath, ...
@@ -51,9 +55,9 @@ class Commits:
         self._check_fields(request)
         tree = await asyncio.to_thread(_read_tree, request.manifest)
         await self._check_sizes(request, tree)
-        return await self.store.write(functools.partial(self._commit, request=request, tree=tree))
+        return await self.store.write(functools.partial(self._commit, request=request, tree=tree, recorder=recorder))
 
-    async def commit_part(self, request: pb.CommitPartRequest) -> pb.Version | None:
+    async def commit_part(self, request: pb.CommitPartRequest, recorder: Recorder | None = None) -> pb.Version | None:
         """Keeps one part; makes the version when it was the last one missing.
 
         Raises:
@@ -72,7 +76,8 @@ class Commits:
         self._check_fields(request.commit)
         tree = await asyncio.to_thread(_read_tree, request.commit.manifest)
         await self._check_sizes(request.commit, tree)
-        return await self.store.write(functools.partial(self._commit_part, request=request, tree=tree))
+        commit = functools.partial(self._commit_part, request=request, tree=tree, recorder=recorder)
+        return await self.store.write(commit)
 
     def _check_total(self, request: pb.CommitRequest) -> None:
         size, limit = manifest.total_size(request.manifest), self.settings.max_version_bytes
@@ -94,21 +99,25 @@ class Commits:
                     hint="describe the files again",
                 )
 
-    def _commit(self, session: Session, request: pb.CommitRequest, tree: _Tree) -> pb.Version:
+    def _commit(
+        self, session: Session, request: pb.CommitRequest, tree: _Tree, recorder: Recorder | None
+    ) -> pb.Version:
         row = catalog.committed(session, request.workspace, request.idempotency_key, tree.digest)
         if row is None:
             _check_fence(session, request)
             _check_inputs(session, request)
             row = catalog.same_code(session, request, tree.digest)
             if row is not None:
-                catalog.store_again(session, row, request)
+                catalog.store_again(session, row, request, recorder)
             else:
                 _use(session, request, tree.sizes)
-                row = catalog.add(session, request, tree.encoded, tree.digest)
+                row = catalog.add(session, request, tree.encoded, tree.digest, recorder)
             retention.apply(session, row.workspace, row.name, self.settings.retention)
         return catalog.messages(session, [row])[0]
 
-    def _commit_part(self, session: Session, request: pb.CommitPartRequest, tree: _Tree) -> pb.Version | None:
+    def _commit_part(
+        self, session: Session, request: pb.CommitPartRequest, tree: _Tree, recorder: Recorder | None
+    ) -> pb.Version | None:
         commit = request.commit
         done = catalog.committed(session, commit.workspace, commit.idempotency_key, b"")
         if done is not None:
@@ -120,7 +129,7 @@ class Commits:
             return None
         whole = parts.join([pb.CommitRequest.FromString(row.request) for row in found])
         self._check_total(whole)
-        version = self._commit(session, whole, _encode(whole.manifest))
+        version = self._commit(session, whole, _encode(whole.manifest), recorder)
         for row in found:
             drop_part(session, row)
         return version

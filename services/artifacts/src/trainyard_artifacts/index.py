@@ -96,10 +96,14 @@ def release(session: Session, workspace: str, hashes: Collection[bytes], now_ns:
         session.execute(statement.values(refs=ChunkRow.refs - 1, touched_ns=now_ns))
 
 
-def mark_damaged(session: Session, workspace: str, hash: bytes, pack: str) -> None:
-    """From now on a chunk that lies there counts as missing, so that sending it again heals every version with it."""
-    here = (*_these(workspace, [hash]), col(ChunkRow.pack) == pack)
-    session.execute(update(ChunkRow).where(*here).values(damaged=True))
+def mark_damaged(session: Session, workspace: str, hash: bytes, pack: str) -> bool:
+    """From now on a chunk that lies there counts as missing, so that sending it again heals every version with it.
+
+    Returns:
+        Whether it did not before.
+    """
+    here = (*_these(workspace, [hash]), col(ChunkRow.pack) == pack, col(ChunkRow.damaged).is_(False))
+    return bool(session.connection().execute(update(ChunkRow).where(*here).values(damaged=True)).rowcount)
 
 
 def add_pack(session: Session, row: PackRow, entries: Sequence[Entry], now_ns: int) -> None:

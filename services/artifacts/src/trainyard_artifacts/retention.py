@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from servicekit.errors import InvalidArgument
+from servicekit.events import AdminEvent, Recorder, Subject
 from servicekit.ids import now_ns
 from sqlmodel import Session, col, select
 from trainyard_protos.v1 import artifacts_pb2 as pb
@@ -47,14 +48,30 @@ def _bad(message: str, hint: str) -> InvalidArgument:
     return InvalidArgument(message, reason="BadRetention", hint=hint)
 
 
-def put(session: Session, workspace: str, name: str, rule: Rule) -> None:
-    """Gives an artifact a rule of its own, or takes it away when `rule` keeps all."""
+def put(session: Session, workspace: str, name: str, rule: Rule, recorder: Recorder) -> None:
+    """Gives an artifact a rule of its own, or takes it away when `rule` keeps all; records what that changes."""
     row = session.get(RetentionRow, (workspace, name))
-    if rule.keeps_all:
-        if row is not None:
-            session.delete(row)
+    before = _own_rule(row) if row is not None else Rule()
+    if rule == before or (row is None and rule.keeps_all):
         return
-    session.merge(RetentionRow(workspace=workspace, name=name, **rule.model_dump()))
+    message = f"{_in_words(before)} -> {_in_words(rule)}"
+    if not rule.keeps_all:
+        session.merge(RetentionRow(workspace=workspace, name=name, **rule.model_dump()))
+    elif row is not None:
+        session.delete(row)
+    recorder.record(session, AdminEvent.RETENTION_SET, Subject("Artifact", name, workspace=workspace), message)
+
+
+def _own_rule(row: RetentionRow) -> Rule:
+    return Rule(**row.model_dump(exclude={"workspace", "name"}))
+
+
+def _in_words(rule: Rule) -> str:
+    values = rule.model_dump(exclude_defaults=True)
+    return (
+        ", ".join(f"{name}={value:g}" if name == "ttl_s" else f"{name}={value}" for name, value in values.items())
+        or "no rule of its own"
+    )
 
 
 def get(session: Session, workspace: str, name: str, defaults: Defaults) -> Rule:
@@ -68,8 +85,12 @@ def message(name: str, rule: Rule) -> pb.Retention:
     return pb.Retention(name=name, **rule.model_dump())
 
 
-def apply(session: Session, workspace: str, name: str, defaults: Defaults) -> int:
-    """Deletes versions of an artifact that its rule does not keep; returns how many."""
+def apply(session: Session, workspace: str, name: str, defaults: Defaults, recorder: Recorder | None = None) -> int:
+    """Deletes versions of an artifact that its rule does not keep; returns how many.
+
+    Args:
+        recorder: of the user who asked for it; None when it is done by itself.
+    """
     newest = session.exec(catalog.living(workspace, name).order_by(col(VersionRow.number).desc()).limit(1)).first()
     if newest is None:
         return 0
@@ -82,6 +103,10 @@ def apply(session: Session, workspace: str, name: str, defaults: Defaults) -> in
     gone = superfluous(rule, _candidates(session, rows), now_ns())
     for id in gone:
         catalog.remove(session, by_id[id])
+    if gone and recorder is not None:
+        numbers = ", ".join(str(by_id[id].number) for id in gone)
+        message = f"{len(gone):,} of {len(rows):,} versions deleted by {_in_words(rule)}: {numbers}"
+        recorder.record(session, AdminEvent.VERSIONS_EXPIRED, Subject("Artifact", name, workspace=workspace), message)
     return len(gone)
 
 
@@ -108,7 +133,7 @@ def _rule(
     """The rule, and whether it is a job's and about its own versions alone."""
     row = session.get(RetentionRow, (workspace, name))
     if row is not None:
-        return Rule(**row.model_dump(exclude={"workspace", "name"})), False
+        return _own_rule(row), False
     if newest is not None and newest.checkpoint is not None:
         facts = pb.CheckpointInfo.FromString(newest.checkpoint)
         if facts.keep_last > 0:

@@ -8,6 +8,7 @@ from typing import Any
 import grpc
 from servicekit.auth import current_principal, require_user, require_workspace
 from servicekit.errors import InvalidArgument
+from servicekit.events import EventLog, Recorder, caller
 from servicekit.store import Store
 from sqlmodel import Session
 from trainyard.artifacts import manifest
@@ -40,8 +41,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class ArtifactServicer(ArtifactServiceServicer):
     """Checks who calls, then hands over to catalog, commits, receiver and sender."""
 
-    def __init__(self, store: Store, chunks: Chunks, settings: Settings, counters: Counters) -> None:
+    def __init__(self, store: Store, chunks: Chunks, settings: Settings, counters: Counters, events: EventLog) -> None:
         self._store = store
+        self._events = events
         self._chunks = chunks
         self._settings = settings
         self._counters = counters
@@ -81,13 +83,13 @@ class ArtifactServicer(ArtifactServiceServicer):
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.Version:
         await self._admit(request)
-        version = await self._commits.commit(request)
+        version = await self._commits.commit(request, Recorder(self._events, caller(context)))
         self._counters.versions.labels(version.kind).inc()
         return version
 
     async def CommitPart(self, request: pb.CommitPartRequest, context: Context) -> pb.CommitPartResponse:
         await self._admit(request.commit)
-        version = await self._commits.commit_part(request)
+        version = await self._commits.commit_part(request, Recorder(self._events, caller(context)))
         if version is not None:
             self._counters.versions.labels(version.kind).inc()
         return pb.CommitPartResponse(version=version)
@@ -133,10 +135,11 @@ class ArtifactServicer(ArtifactServiceServicer):
         if check_alias(request.alias) == LATEST:
             raise InvalidArgument("'latest' moves by itself", reason="BadAlias", hint="choose another alias")
         require_no_alias([request.alias])
+        recorder = Recorder(self._events, caller(context))
 
         def change(session: Session) -> pb.Version:
             row = catalog.find(session, workspace, reference)
-            catalog.point(session, row, request.alias)
+            catalog.move_alias(session, row, request.alias, recorder)
             session.flush()
             return catalog.messages(session, [row])[0]
 
@@ -146,7 +149,12 @@ class ArtifactServicer(ArtifactServiceServicer):
         require_user()
         workspace = await self._enter(request.workspace)
         reference = parse_reference(request.reference)
-        await self._store.write(lambda session: catalog.remove(session, catalog.find(session, workspace, reference)))
+        recorder = Recorder(self._events, caller(context))
+
+        def change(session: Session) -> None:
+            catalog.remove_as_asked(session, catalog.find(session, workspace, reference), recorder)
+
+        await self._store.write(change)
         return pb.DeleteVersionResponse()
 
     async def CloseAttempt(
@@ -194,7 +202,8 @@ class ArtifactServicer(ArtifactServiceServicer):
         workspace = await self._enter(request.workspace)
         rule = retention.check(request.retention)
         name = request.retention.name
-        await self._store.write(lambda session: retention.put(session, workspace, name, rule))
+        recorder = Recorder(self._events, caller(context))
+        await self._store.write(lambda session: retention.put(session, workspace, name, rule, recorder))
         return await self._retention(workspace, name)
 
     async def GetRetention(self, request: pb.GetRetentionRequest, context: Context) -> pb.Retention:

@@ -9,6 +9,7 @@ asked for it for the grace time.
 
 from __future__ import annotations
 
+from servicekit.events import EventRecord
 from sqlalchemy import BigInteger, Index, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
@@ -156,3 +157,10 @@ class RetentionRow(SQLModel, table=True):
     best_metric: str = ""
     best_mode: str = ""
     ttl_s: float = 0.0
+
+
+class EventRow(EventRecord, table=True):
+    """What users changed."""
+
+    __tablename__ = "artifact_event"
+    __table_args__ = (Index("artifact_event_object", "object_name", "seq"),)

@@ -134,7 +134,7 @@ class Yard:
             registered=self._host.health.condition("launcher", "registered"),
         )
         facts = YardFacts(home=str(home), metrics_url=metrics_url, ephemeral=settings.ephemeral)
-        self.servicer = OwnYardServicer(facts, scheduler.cancel, self._channel)
+        self.servicer = OwnYardServicer(facts, scheduler.cancel, scheduler.record_shutdown, self._channel)
         yard_pb2_grpc.add_YardServiceServicer_to_server(self.servicer, self._host.server)
         for service in (scheduler, launcher):
             service.register(self._host.server)

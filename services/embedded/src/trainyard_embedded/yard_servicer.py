@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 from servicekit.auth import require_user
-from servicekit.errors import Unavailable
+from servicekit.errors import ServiceError, Unavailable
+from servicekit.events import caller
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc, yard_pb2
 from trainyard_scheduler.yard_servicer import Cancel, YardFacts, YardServicer
 
@@ -27,6 +28,7 @@ _FIRST_CLIENT_S = 30.0
 _STOP_JOBS_S = 60.0
 _LINGER_S = 0.2  # a client that ends one command and starts the next finds the yard still up
 
+RecordShutdown = Callable[[str, str], Awaitable[None]]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -36,11 +38,15 @@ class OwnYardServicer(YardServicer):
     Args:
         facts: of this yard.
         cancel: cancels a job.
+        record_shutdown: stores the event of a shutdown: actor, message.
         channel: to the yard itself.
     """
 
-    def __init__(self, facts: YardFacts, cancel: Cancel, channel: grpc.aio.Channel) -> None:
+    def __init__(
+        self, facts: YardFacts, cancel: Cancel, record_shutdown: RecordShutdown, channel: grpc.aio.Channel
+    ) -> None:
         super().__init__(facts, cancel)
+        self._record_shutdown = record_shutdown
         self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self._attached = 0
         self._closing = False
@@ -69,6 +75,11 @@ class OwnYardServicer(YardServicer):
 
     async def Shutdown(self, request: yard_pb2.ShutdownRequest, context: Context) -> yard_pb2.ShutdownResponse:
         require_user()
+        jobs = "jobs are cancelled first" if request.stop_jobs else "jobs keep running"
+        try:
+            await self._record_shutdown(caller(context), jobs)
+        except ServiceError as error:  # a full disk must not keep a yard from ending
+            logger.error("the shutdown is in no event", extra={"actor": caller(context), "reason": error.reason})
         stopped = 0
         if request.stop_jobs:
             stopped = await self.stop_jobs("the yard is going down", request.timeout_s or _STOP_JOBS_S)

@@ -92,7 +92,7 @@ class Launcher:
         follower = JobFollower(
             attempts, scheduler_pb2_grpc.SchedulerServiceStub(self._channel), settings.call_timeout_s
         )
-        users = LauncherServicer(attempts, self._backend, follower, self._stacks, settings)
+        users = LauncherServicer(attempts, self._backend, follower, self._stacks, self._supervisor.note, settings)
         agents = AgentServicer(self._supervisor, self._backend, self._tokens, self._stacks, settings)
         launcher_pb2_grpc.add_LauncherServiceServicer_to_server(users, server)
         launcher_pb2_grpc.add_AgentServiceServicer_to_server(agents, server)
@@ -109,7 +109,7 @@ class Launcher:
         registration = keep_registered(self._attempt_service, self._backend, self._id, settings, self._registered)
         self._background.run(registration, "registration")
         self._background.run(reconciler.run(), "reconcile")
-        removal = Removal(self._attempt_service, self._metrics, self._supervisor, self._backend, settings)
+        removal = Removal(self._attempt_service, self._metrics, self._supervisor, self._backend, self._id, settings)
         self._background.run(removal.run(), "removal")
         orphans = OrphanReporter(self._attempt_service, self._metrics, self._backend, settings)
         self._background.run(orphans.run(), "orphans")

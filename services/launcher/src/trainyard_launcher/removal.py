@@ -33,8 +33,10 @@ class Removal:
         metrics: metrics_pb2_grpc.MetricsServiceAsyncStub,
         supervisor: Supervisor,
         backend: Backend,
+        launcher_id: str,
         settings: Settings,
     ) -> None:
+        self._launcher_id = launcher_id
         self._scheduler = scheduler
         self._metrics = metrics
         self._supervisor = supervisor
@@ -103,7 +105,9 @@ class Removal:
         for tombstone in tombstones:
             if tombstone.pool:
                 continue
-            request = metrics_pb2.DeleteJobRunsRequest(workspace=tombstone.workspace, job_id=tombstone.job_id)
+            request = metrics_pb2.DeleteJobRunsRequest(
+                workspace=tombstone.workspace, job_id=tombstone.job_id, launcher_id=self._launcher_id
+            )
             try:
                 await self._metrics.DeleteJobRuns(request, timeout=self._settings.call_timeout_s)
             except grpc.aio.AioRpcError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 from servicekit.auth import require_user, require_workspace
 from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
+from servicekit.events import caller
 from trainyard_protos.v1 import launcher_pb2, launcher_pb2_grpc
 
 from trainyard_launcher import backend
@@ -24,11 +25,22 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
-    """Serves users; attempts may not call it."""
+    """Serves users; attempts may not call it.
+
+    Args:
+        note: adds an event to a job: attempt, reason, text.
+    """
 
     def __init__(
-        self, attempts: Registry, nodes: backend.Backend, follower: JobFollower, stacks: StacksDesk, settings: Settings
+        self,
+        attempts: Registry,
+        nodes: backend.Backend,
+        follower: JobFollower,
+        stacks: StacksDesk,
+        note: Callable[[Attempt, str, str], None],
+        settings: Settings,
     ) -> None:
+        self._note = note
         self._attempts = attempts
         self._backend = nodes
         self._follower = follower
@@ -101,7 +113,7 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
         first = await anext(aiter(request_iterator), Input())
         if first.WhichOneof("input") != "open":
             raise InvalidArgument("a shell begins with open", reason="OpenExpected")
-        shell = await self._open_shell(first.open)
+        shell = await self._open_shell(first.open, caller(context))
         reader = asyncio.create_task(_feed(shell, request_iterator))
         try:
             async for data in shell.output():
@@ -111,7 +123,7 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
             reader.cancel()
             await shell.close()
 
-    async def _open_shell(self, wanted: Input.Open) -> backend.Shell:
+    async def _open_shell(self, wanted: Input.Open, actor: str) -> backend.Shell:
         attempt = self._running(wanted.workspace, wanted.job_id)
         per_node = attempt.facts.workers_per_node
         ranks = attempt.facts.nodes * per_node
@@ -129,6 +141,8 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
             rows=wanted.rows or 24,
             columns=wanted.columns or 80,
         )
+        # Before it opens: no command runs in the job's place without a trace.
+        self._note(attempt, "ShellOpened", f"{actor} opens a shell beside rank {wanted.rank}")
         try:
             return await self._backend.shell(attempt.facts.attempt_id, node.index, request)
         except backend.StartError as error:

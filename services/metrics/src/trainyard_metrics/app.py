@@ -8,6 +8,7 @@ from pathlib import Path
 
 import grpc
 from prometheus_client import CollectorRegistry
+from servicekit.events import EventLog
 from servicekit.store import Store
 from trainyard_protos.v1 import metrics_pb2 as pb
 from trainyard_protos.v1.admin_pb2_grpc import add_MetricsAdminServiceServicer_to_server
@@ -26,6 +27,7 @@ from trainyard_metrics.runlogs import RunLogs
 from trainyard_metrics.servicer import MetricsServicer
 from trainyard_metrics.settings import Settings
 from trainyard_metrics.summaries import Summaries
+from trainyard_metrics.tables import EventRow
 from trainyard_metrics.upkeep import Upkeep
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -61,12 +63,13 @@ class Metrics:
         self.registry.register(RunsCollector(self._summaries, settings))
         removal = Removal(self._store, self._logs, self._summaries)
         upkeep = Upkeep(self._logs, settings)
+        events = EventLog(EventRow)
         self._retention = Retention(self._store, removal, upkeep, settings)
         self._servicer = MetricsServicer(
-            self._store, self._logs, self._reader, self._summaries, removal, self._bells, settings
+            self._store, self._logs, self._reader, self._summaries, removal, self._bells, settings, events
         )
         backups = Backups(self._store, upkeep, self._summaries, home)
-        self._admin = MetricsAdminServicer(self._store, upkeep, self._retention, backups, self._summaries, home)
+        self._admin = MetricsAdminServicer(self._store, upkeep, self._retention, backups, self._summaries, home, events)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Adds `MetricsService` and `MetricsAdminService` to a server that was not started yet."""

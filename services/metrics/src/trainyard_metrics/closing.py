@@ -84,9 +84,17 @@ class Closings:
             if admission.principal.kind == "delivery":
                 admission.writers = frozenset(request.undelivered_writers)
 
-    async def remove_job(self, workspace: str, job_id: str) -> None:
-        """The job was removed: no attempt of it stores anything from now on, and nothing of it is delivered."""
-        await self._store.write(lambda session: _raise(session, workspace, job_id, fence=0, closed=_REMOVED))
+
+def close_job(session: Session, workspace: str, job_id: str) -> bool:
+    """The job was removed: no attempt of it stores anything from now on, and nothing of it is delivered.
+
+    Returns:
+        Whether it was not known before.
+    """
+    before = session.get(FenceRow, (workspace, job_id))
+    known = before is not None and before.closed >= _REMOVED
+    _raise(session, workspace, job_id, fence=0, closed=_REMOVED)
+    return not known
 
 
 def _below(writer_id: str, writers: frozenset[str]) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from servicekit.errors import ServiceError
+from servicekit.events import AdminEvent, Recorder, Subject
 from servicekit.ids import now_ns
 from servicekit.store import Store
 from sqlalchemy import ColumnElement, and_, update
@@ -65,26 +66,29 @@ class Retention:
             for failed in done.failed:
                 logger.warning("retention failed", extra={"what": failed})
 
-    async def apply(self) -> Retained:
+    async def apply(self, recorder: Recorder | None = None) -> Retained:
         """Applies the rules now.
+
+        Args:
+            recorder: of the user who asked for it; None when it is done by itself.
 
         Raises:
             Unavailable: the database is gone.
         """
         done = Retained(0, 0, [])
         if self._settings.plain_run_ttl_s:
-            await self._remove_runs(done)
+            await self._remove_runs(done, recorder)
         if self._settings.log_ttl_s:
-            await self._remove_logs(done)
+            await self._remove_logs(done, recorder)
         return done
 
-    async def _remove_runs(self, done: Retained) -> None:
+    async def _remove_runs(self, done: Retained, recorder: Recorder | None) -> None:
         before = _before(self._settings.plain_run_ttl_s)
         while old := await self._store.read(lambda session: _old_plain_runs(session, before)):
-            await self._removal.remove(old)
+            await self._removal.remove(old, recorder)
             done.runs += len(old)
 
-    async def _remove_logs(self, done: Retained) -> None:
+    async def _remove_logs(self, done: Retained, recorder: Recorder | None) -> None:
         before = _before(self._settings.log_ttl_s)
         for run_id in await self._store.read(lambda session: _with_old_logs(session, before)):
             try:
@@ -92,7 +96,7 @@ class Retention:
             except _FAILURES as error:
                 done.failed.append(f"lines of run {run_id}: {error}")
                 continue
-            await self._store.write(partial(_note_removed, run_id))
+            await self._store.write(partial(_note_removed, run_id=run_id, recorder=recorder))
             done.logs += 1
 
 
@@ -115,5 +119,8 @@ def _is_old(before: int) -> ColumnElement[bool]:
     return and_(col(RunRow.created_ns) < before, col(RunRow.updated_ns) < before, col(RunRow.dirty).is_(False))
 
 
-def _note_removed(run_id: str, session: Session) -> None:
+def _note_removed(session: Session, run_id: str, recorder: Recorder | None) -> None:
     session.execute(update(RunRow).where(col(RunRow.id) == run_id).values(logs_removed=True))
+    row = session.get(RunRow, run_id)
+    if row is not None and recorder is not None:
+        recorder.record(session, AdminEvent.LOGS_DELETED, Subject("Run", row.name, row.id, row.workspace))

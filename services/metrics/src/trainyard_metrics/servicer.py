@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from servicekit.auth import current_principal, require_user, require_workspace
 from servicekit.errors import InvalidArgument
+from servicekit.events import EventLog, Recorder, caller
 from servicekit.store import Store
 from trainyard_protos.v1 import metrics_pb2 as pb
 from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceServicer
@@ -45,8 +46,10 @@ class MetricsServicer(MetricsServiceServicer):
         removal: Removal,
         bells: Bells,
         settings: Settings,
+        events: EventLog,
     ) -> None:
         self._store = store
+        self._events = events
         self._logs = logs
         self._reader = reader
         self._summaries = summaries
@@ -134,10 +137,9 @@ class MetricsServicer(MetricsServiceServicer):
         workspace = require_workspace(request.workspace)
         if not request.job_id:
             raise InvalidArgument("no job id", reason="BadJobId", hint="name the job whose runs are to be removed")
-        await self._closings.remove_job(workspace, request.job_id)
-        rows = await self._store.read(lambda session: runs.of_job(session, workspace, request.job_id))
-        await self._removal.remove([row.id for row in rows])
-        return pb.DeleteJobRunsResponse(runs=len(rows))
+        actor = f"launcher/{request.launcher_id}" if request.launcher_id else caller(context)
+        count = await self._removal.remove_job(workspace, request.job_id, Recorder(self._events, actor))
+        return pb.DeleteJobRunsResponse(runs=count)
 
     async def ListJobsWithRuns(
         self, request: pb.ListJobsWithRunsRequest, context: Context

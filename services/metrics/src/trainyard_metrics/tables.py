@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from servicekit.events import EventRecord
 from sqlalchemy import BigInteger, Double, Index
 from sqlmodel import Field, SQLModel
 
@@ -107,3 +108,10 @@ class TagRow(SQLModel, table=True):
     key: str = Field(primary_key=True)
     run_id: str = Field(primary_key=True)
     value: str
+
+
+class EventRow(EventRecord, table=True):
+    """What users changed."""
+
+    __tablename__ = "metrics_event"
+    __table_args__ = (Index("metrics_event_object", "object_name", "seq"),)

@@ -10,6 +10,7 @@ from pathlib import Path
 import grpc
 from celery import Celery
 from prometheus_client import CollectorRegistry, Histogram
+from servicekit.events import AdminEvent, Subject
 from servicekit.ids import now_ns
 from servicekit.outbox import Publisher
 from servicekit.store import Store
@@ -83,7 +84,7 @@ class Scheduler:
         scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(users, server)
         scheduler_pb2_grpc.add_AttemptServiceServicer_to_server(launchers, server)
         admin_pb2_grpc.add_SchedulerAdminServiceServicer_to_server(
-            SchedulerAdminServicer(self._store, self._home), server
+            SchedulerAdminServicer(self._store, self._ledger, self._home), server
         )
 
     async def cancel(self, workspace: str, job_id: str, message: str) -> None:
@@ -94,6 +95,15 @@ class Scheduler:
         """
         found = await self._store.read(lambda session: queries.resolve_job_id(session, workspace or "default", job_id))
         await self._ledger.write(functools.partial(steer.cancel, job_id=found, message=message))
+
+    async def record_shutdown(self, actor: str, message: str) -> None:
+        """Records that a user ends the yard.
+
+        Raises:
+            ServiceError: the database does not take it.
+        """
+        about = Subject("Yard", "yard")
+        await self._ledger.write(lambda tx: tx.other_event(actor, AdminEvent.SHUTDOWN_REQUESTED, about, message))
 
     async def start(self) -> None:
         """Opens the database, rebuilds the index, goes on where the process before stopped."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy
+from servicekit.events import KEPT, AdminEvent, Subject, columns_of
 from servicekit.outbox import Publisher
 from servicekit.store import Store
 from sqlalchemy import bindparam
@@ -26,6 +27,7 @@ from trainyard_scheduler.tables import (
     EVENTS,
     JOB_CHANGES,
     JOBS,
+    NOT_OF_JOBS,
     OUTBOX,
     Attempt,
     Event,
@@ -42,6 +44,10 @@ USER = "user"
 _INSERT_JOB = sqlalchemy.insert(JOBS)
 _INSERT_ATTEMPT = sqlalchemy.insert(ATTEMPTS)
 _INSERT_EVENT = sqlalchemy.insert(EVENTS)
+_NEWEST_FORGOTTEN = (
+    sqlalchemy.select(EVENTS.c.seq).where(NOT_OF_JOBS).order_by(EVENTS.c.seq.desc()).limit(1).offset(bindparam("kept"))
+)
+_FORGET_OTHERS = sqlalchemy.delete(EVENTS).where(NOT_OF_JOBS, EVENTS.c.seq <= _NEWEST_FORGOTTEN.scalar_subquery())
 _INSERT_MESSAGE = sqlalchemy.insert(OUTBOX)
 _UPDATE_JOB = sqlalchemy.update(JOBS).where(JOBS.c.id == bindparam("key"))
 _UPDATE_ATTEMPT = sqlalchemy.update(ATTEMPTS).where(ATTEMPTS.c.id == bindparam("key"))
@@ -61,6 +67,7 @@ class Transaction:
         self.effects: list[Effect] = []
         self.events: list[Event] = []
         self.messages: list[dict[str, object]] = []
+        self._other_events = False
         self._jobs: dict[str, Job] = {}
         self._attempts: dict[str, Attempt] = {}
         self._new_jobs: list[Job] = []
@@ -143,22 +150,13 @@ class Transaction:
 
     def pool_event(self, pool: str, kind: EventType, actor: str, message: str) -> None:
         """Notes what happened to a pool."""
-        self.events.append(
-            Event.model_construct(
-                seq=self._take_seq(),
-                workspace="",
-                kind="Pool",
-                object_id=pool,
-                object_name=pool,
-                time_ns=self.now_ns,
-                actor=actor,
-                type=str(kind),
-                reason="",
-                message=message,
-                state=0,
-                attempt=0,
-            )
-        )
+        self.other_event(actor, kind, Subject("Pool", pool, pool), message)
+
+    def other_event(self, actor: str, kind: EventType | AdminEvent, about: Subject, message: str = "") -> None:
+        """Notes what happened to something that is no job. Of these events the newest are kept."""
+        columns = columns_of(actor, kind, about, message)
+        self.events.append(Event.model_construct(**{**columns, "seq": self._take_seq(), "time_ns": self.now_ns}))
+        self._other_events = True
 
     def send(self, queue: str, task: str, **kwargs: object) -> None:
         """A message that leaves after the commit."""
@@ -175,6 +173,8 @@ class Transaction:
         self._insert(_UPDATE_JOB, _changes(self._changed_jobs.values(), JOB_CHANGES))
         self._insert(_UPDATE_ATTEMPT, _changes(self._changed_attempts.values(), ATTEMPT_CHANGES))
         self._insert(_INSERT_EVENT, [event.__dict__ for event in self.events])
+        if self._other_events:
+            self.connection.execute(_FORGET_OTHERS, {"kept": KEPT})
         self._insert(_INSERT_MESSAGE, self.messages)
 
     def _insert(self, statement: sqlalchemy.Insert | sqlalchemy.Update, rows: list[dict[str, object]]) -> None:

@@ -7,14 +7,16 @@ rewrites little.
 from __future__ import annotations
 
 import sqlalchemy
+from servicekit.events import EventRecord
 from servicekit.outbox import OutboxRow
-from sqlalchemy import BigInteger, Index, Integer, Table, UniqueConstraint
+from sqlalchemy import BigInteger, Index, Table, UniqueConstraint
 from sqlalchemy.orm import registry
 from sqlmodel import Field, SQLModel
 
-# SQLite makes only INTEGER keys the row's own number.
-_SEQUENCE = BigInteger().with_variant(Integer, "sqlite")
 _BIG = BigInteger
+
+NOT_OF_JOBS = sqlalchemy.text("kind != 'Job'")
+"""Events of pools and of administrative changes: no job takes them with it when it is removed."""
 
 
 class Record(SQLModel, registry=registry()):
@@ -113,26 +115,16 @@ class AttemptTable(Attempt, table=True):
     __table_args__ = (Index("attempts_alive", "state", sqlite_where=sqlalchemy.text("state != 'ended'")),)
 
 
-class Event(Record):
+class Event(EventRecord, Record):
     """Who, what, when, why."""
-
-    seq: int = Field(primary_key=True, sa_type=_SEQUENCE)
-    workspace: str
-    kind: str
-    object_id: str
-    object_name: str
-    time_ns: int = Field(sa_type=_BIG)
-    actor: str
-    type: str
-    reason: str = ""
-    message: str = ""
-    state: int = 0
-    attempt: int = 0
 
 
 class EventTable(Event, table=True):
     __tablename__ = "events"
-    __table_args__ = (Index("events_by_object", "object_id", "seq"),)
+    __table_args__ = (
+        Index("events_by_object", "object_id", "seq"),
+        Index("events_not_of_jobs", "seq", sqlite_where=NOT_OF_JOBS, postgresql_where=NOT_OF_JOBS),
+    )
 
 
 class Pool(Record):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
+from servicekit.events import to_message
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
 from trainyard_scheduler.domain.admission import NOTHING, Amount, Kind, kind_of
@@ -94,9 +95,7 @@ def attempt(record: Attempt) -> scheduler_pb2.Attempt:
 
 
 def event(record: Event) -> scheduler_pb2.Event:
-    values = dict(record.__dict__)
-    values["state"] = scheduler_pb2.JobState.ValueType(record.state)
-    return scheduler_pb2.Event(**values)
+    return to_message(record.__dict__)
 
 
 def pool(live: LivePool) -> scheduler_pb2.Pool:

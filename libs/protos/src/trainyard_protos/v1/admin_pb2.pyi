@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from trainyard_protos.v1 import scheduler_pb2 as _scheduler_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -246,3 +247,54 @@ class BackupResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BackupResponse: _TypeAlias = BackupResponse  # noqa: Y015
+
+@_typing.final
+class ListAdminEventsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKSPACE_FIELD_NUMBER: _builtins.int
+    OBJECT_NAME_FIELD_NUMBER: _builtins.int
+    AFTER_SEQ_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    workspace: _builtins.str
+    """events that belong to no workspace are listed for each"""
+    object_name: _builtins.str
+    """only of objects with this name, for instance of an artifact; "" for all"""
+    after_seq: _builtins.int
+    page_size: _builtins.int
+    """default 500, at most 5000"""
+    def __init__(
+        self,
+        *,
+        workspace: _builtins.str = ...,
+        object_name: _builtins.str = ...,
+        after_seq: _builtins.int = ...,
+        page_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_seq", b"after_seq", "object_name", b"object_name", "page_size", b"page_size", "workspace", b"workspace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdminEventsRequest: _TypeAlias = ListAdminEventsRequest  # noqa: Y015
+
+@_typing.final
+class ListAdminEventsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[_scheduler_pb2.Event]: ...
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[_scheduler_pb2.Event] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListAdminEventsResponse: _TypeAlias = ListAdminEventsResponse  # noqa: Y015

@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class SchedulerAdminServiceStub:
-    """Missing associated documentation comment in .proto file."""
+    """The scheduler's administrative changes are among the events of SchedulerService.ListEvents.
+    """
 
     def __init__(self, channel):
         """Constructor.
@@ -52,7 +53,8 @@ class SchedulerAdminServiceStub:
 
 
 class SchedulerAdminServiceServicer:
-    """Missing associated documentation comment in .proto file."""
+    """The scheduler's administrative changes are among the events of SchedulerService.ListEvents.
+    """
 
     def GetUsage(self, request, context):
         """Missing associated documentation comment in .proto file."""
@@ -100,7 +102,8 @@ def add_SchedulerAdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerAdminService:
-    """Missing associated documentation comment in .proto file."""
+    """The scheduler's administrative changes are among the events of SchedulerService.ListEvents.
+    """
 
     @staticmethod
     def GetUsage(request,
@@ -213,6 +216,11 @@ class MetricsAdminServiceStub:
                 request_serializer=trainyard_dot_v1_dot_admin__pb2.BackupRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_admin__pb2.BackupResponse.FromString,
                 _registered_method=True)
+        self.ListAdminEvents = channel.unary_unary(
+                '/trainyard.v1.MetricsAdminService/ListAdminEvents',
+                request_serializer=trainyard_dot_v1_dot_admin__pb2.ListAdminEventsRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_admin__pb2.ListAdminEventsResponse.FromString,
+                _registered_method=True)
 
 
 class MetricsAdminServiceServicer:
@@ -244,6 +252,13 @@ class MetricsAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAdminEvents(self, request, context):
+        """What users changed here, oldest first. The newest 100,000 events are kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MetricsAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -266,6 +281,11 @@ def add_MetricsAdminServiceServicer_to_server(servicer, server):
                     servicer.Backup,
                     request_deserializer=trainyard_dot_v1_dot_admin__pb2.BackupRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_admin__pb2.BackupResponse.SerializeToString,
+            ),
+            'ListAdminEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdminEvents,
+                    request_deserializer=trainyard_dot_v1_dot_admin__pb2.ListAdminEventsRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_admin__pb2.ListAdminEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -386,6 +406,33 @@ class MetricsAdminService:
             metadata,
             _registered_method=True)
 
+    @staticmethod
+    def ListAdminEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.MetricsAdminService/ListAdminEvents',
+            trainyard_dot_v1_dot_admin__pb2.ListAdminEventsRequest.SerializeToString,
+            trainyard_dot_v1_dot_admin__pb2.ListAdminEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
 
 class ArtifactAdminServiceStub:
     """Missing associated documentation comment in .proto file."""
@@ -416,6 +463,11 @@ class ArtifactAdminServiceStub:
                 request_serializer=trainyard_dot_v1_dot_admin__pb2.BackupRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_admin__pb2.BackupResponse.FromString,
                 _registered_method=True)
+        self.ListAdminEvents = channel.unary_unary(
+                '/trainyard.v1.ArtifactAdminService/ListAdminEvents',
+                request_serializer=trainyard_dot_v1_dot_admin__pb2.ListAdminEventsRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_admin__pb2.ListAdminEventsResponse.FromString,
+                _registered_method=True)
 
 
 class ArtifactAdminServiceServicer:
@@ -445,6 +497,13 @@ class ArtifactAdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListAdminEvents(self, request, context):
+        """What users changed here, oldest first. The newest 100,000 events are kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ArtifactAdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -467,6 +526,11 @@ def add_ArtifactAdminServiceServicer_to_server(servicer, server):
                     servicer.Backup,
                     request_deserializer=trainyard_dot_v1_dot_admin__pb2.BackupRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_admin__pb2.BackupResponse.SerializeToString,
+            ),
+            'ListAdminEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAdminEvents,
+                    request_deserializer=trainyard_dot_v1_dot_admin__pb2.ListAdminEventsRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_admin__pb2.ListAdminEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -577,6 +641,33 @@ class ArtifactAdminService:
             '/trainyard.v1.ArtifactAdminService/Backup',
             trainyard_dot_v1_dot_admin__pb2.BackupRequest.SerializeToString,
             trainyard_dot_v1_dot_admin__pb2.BackupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAdminEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.ArtifactAdminService/ListAdminEvents',
+            trainyard_dot_v1_dot_admin__pb2.ListAdminEventsRequest.SerializeToString,
+            trainyard_dot_v1_dot_admin__pb2.ListAdminEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

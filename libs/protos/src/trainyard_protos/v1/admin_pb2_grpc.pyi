@@ -29,6 +29,8 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SchedulerAdminServiceStub:
+    """The scheduler's administrative changes are among the events of SchedulerService.ListEvents."""
+
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
@@ -40,6 +42,8 @@ class SchedulerAdminServiceStub:
 
 @_typing.type_check_only
 class SchedulerAdminServiceAsyncStub(SchedulerAdminServiceStub):
+    """The scheduler's administrative changes are among the events of SchedulerService.ListEvents."""
+
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetUsage: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetUsageRequest, _admin_pb2.GetUsageResponse]  # type: ignore[assignment]
     Verify: _aio.UnaryStreamMultiCallable[_admin_pb2.VerifyRequest, _admin_pb2.VerifyResponse]  # type: ignore[assignment]
@@ -47,6 +51,8 @@ class SchedulerAdminServiceAsyncStub(SchedulerAdminServiceStub):
     Backup: _aio.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]  # type: ignore[assignment]
 
 class SchedulerAdminServiceServicer(metaclass=_abc_1.ABCMeta):
+    """The scheduler's administrative changes are among the events of SchedulerService.ListEvents."""
+
     @_abc_1.abstractmethod
     def GetUsage(
         self,
@@ -82,6 +88,8 @@ class MetricsAdminServiceStub:
     Maintain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MaintainRequest, _admin_pb2.MaintainResponse]
     """Compacts, applies retention, frees space, now."""
     Backup: _grpc.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]
+    ListAdminEvents: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdminEventsRequest, _admin_pb2.ListAdminEventsResponse]
+    """What users changed here, oldest first. The newest 100,000 events are kept."""
 
 @_typing.type_check_only
 class MetricsAdminServiceAsyncStub(MetricsAdminServiceStub):
@@ -92,6 +100,8 @@ class MetricsAdminServiceAsyncStub(MetricsAdminServiceStub):
     Maintain: _aio.UnaryUnaryMultiCallable[_admin_pb2.MaintainRequest, _admin_pb2.MaintainResponse]  # type: ignore[assignment]
     """Compacts, applies retention, frees space, now."""
     Backup: _aio.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]  # type: ignore[assignment]
+    ListAdminEvents: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdminEventsRequest, _admin_pb2.ListAdminEventsResponse]  # type: ignore[assignment]
+    """What users changed here, oldest first. The newest 100,000 events are kept."""
 
 class MetricsAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -124,6 +134,14 @@ class MetricsAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.BackupResponse], _abc.AsyncIterator[_admin_pb2.BackupResponse]]: ...
 
+    @_abc_1.abstractmethod
+    def ListAdminEvents(
+        self,
+        request: _admin_pb2.ListAdminEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListAdminEventsResponse, _abc.Awaitable[_admin_pb2.ListAdminEventsResponse]]:
+        """What users changed here, oldest first. The newest 100,000 events are kept."""
+
 def add_MetricsAdminServiceServicer_to_server(servicer: MetricsAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 
 class ArtifactAdminServiceStub:
@@ -135,6 +153,8 @@ class ArtifactAdminServiceStub:
     Verify: _grpc.UnaryStreamMultiCallable[_admin_pb2.VerifyRequest, _admin_pb2.VerifyResponse]
     Maintain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.MaintainRequest, _admin_pb2.MaintainResponse]
     Backup: _grpc.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]
+    ListAdminEvents: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListAdminEventsRequest, _admin_pb2.ListAdminEventsResponse]
+    """What users changed here, oldest first. The newest 100,000 events are kept."""
 
 @_typing.type_check_only
 class ArtifactAdminServiceAsyncStub(ArtifactAdminServiceStub):
@@ -143,6 +163,8 @@ class ArtifactAdminServiceAsyncStub(ArtifactAdminServiceStub):
     Verify: _aio.UnaryStreamMultiCallable[_admin_pb2.VerifyRequest, _admin_pb2.VerifyResponse]  # type: ignore[assignment]
     Maintain: _aio.UnaryUnaryMultiCallable[_admin_pb2.MaintainRequest, _admin_pb2.MaintainResponse]  # type: ignore[assignment]
     Backup: _aio.UnaryStreamMultiCallable[_admin_pb2.BackupRequest, _admin_pb2.BackupResponse]  # type: ignore[assignment]
+    ListAdminEvents: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListAdminEventsRequest, _admin_pb2.ListAdminEventsResponse]  # type: ignore[assignment]
+    """What users changed here, oldest first. The newest 100,000 events are kept."""
 
 class ArtifactAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -172,5 +194,13 @@ class ArtifactAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.BackupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.BackupResponse], _abc.AsyncIterator[_admin_pb2.BackupResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListAdminEvents(
+        self,
+        request: _admin_pb2.ListAdminEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ListAdminEventsResponse, _abc.Awaitable[_admin_pb2.ListAdminEventsResponse]]:
+        """What users changed here, oldest first. The newest 100,000 events are kept."""
 
 def add_ArtifactAdminServiceServicer_to_server(servicer: ArtifactAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

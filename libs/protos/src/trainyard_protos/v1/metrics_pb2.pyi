@@ -985,17 +985,21 @@ class DeleteJobRunsRequest(_message.Message):
 
     WORKSPACE_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
+    LAUNCHER_ID_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     job_id: _builtins.str
+    launcher_id: _builtins.str
+    """of the launcher that removes what is left of a job; "" when a user calls"""
     def __init__(
         self,
         *,
         workspace: _builtins.str = ...,
         job_id: _builtins.str = ...,
+        launcher_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "launcher_id", b"launcher_id", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

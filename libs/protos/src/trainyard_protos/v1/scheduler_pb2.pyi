@@ -810,6 +810,8 @@ Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
 
 @_typing.final
 class Event(_message.Message):
+    """Who changed what, when and why. The scheduler, metrics and artifacts each keep their own."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQ_FIELD_NUMBER: _builtins.int
@@ -825,22 +827,26 @@ class Event(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
+    """grows within one service"""
     workspace: _builtins.str
+    """"" when the object belongs to none"""
     kind: _builtins.str
-    """kind of the object: "Job", "Pool" """
+    """kind of the object: "Job", "Pool", "Artifact", "Run", "Service", "Yard" """
     object_id: _builtins.str
     object_name: _builtins.str
     time_ns: _builtins.int
     actor: _builtins.str
-    """who: "user", "scheduler", "launcher/<id>" """
+    """who: "user", "user/<address>", "scheduler", "launcher/<id>" """
     type: _builtins.str
     """what: Submitted, Admitted, Claimed, Running, Stopping, Finalizing, Succeeded, Failed,"""
     reason: _builtins.str
-    """Cancelled, Requeued, RetriedByUser, Note, PoolRegistered, PoolLost
+    """Cancelled, Requeued, RetriedByUser, Note, PoolRegistered, PoolLost; administrative changes:
+    AliasSet, VersionDeleted, VersionsExpired, RetentionSet, RunsDeleted, LogsDeleted, Maintained,
+    RepairStarted, Repaired, BackupStarted, BackupTaken, ShutdownRequested
     why, typed
     """
     message: _builtins.str
-    """why, in words"""
+    """why, in words; of administrative changes the old and the new values"""
     state: Global___JobState.ValueType
     """state after the event (jobs)"""
     attempt: _builtins.int

@@ -189,7 +189,9 @@ def _next(job: pb.Job, identifier: str) -> list[str]:
 def event(item: pb.Event) -> None:
     """One event in one line."""
     why = words.because(item.reason, item.message)
-    name = f"{item.object_name} ({words.short(item.object_id)})"
+    name = item.object_name
+    if item.object_id not in ("", name):
+        name = f"{name} ({words.short(item.object_id)})" if name else words.short(item.object_id)
     when = styled(words.moment(item.time_ns), "dim")
     say(f"{when}  {name}  {styled(item.type, 'bold')}  {styled(item.actor, 'dim')}{f'  {why}' if why else ''}")
 

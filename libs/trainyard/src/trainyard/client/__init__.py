@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainyard.client.aio import AsyncClient
-    from trainyard.client.answers import BackedUp, Maintained, ServiceUsage, Verified
+    from trainyard.client.answers import BackedUp, Maintained, ServiceEvent, ServiceUsage, Verified
     from trainyard.client.comparison import Comparison, Row, compare
     from trainyard.client.handles import AsyncJobHandle
     from trainyard.client.records import Run
@@ -34,6 +34,7 @@ _MODULES = {
     "Maintained": "answers",
     "Row": "comparison",
     "Run": "records",
+    "ServiceEvent": "answers",
     "ServiceUsage": "answers",
     "Verified": "answers",
     "compare": "comparison",
@@ -48,6 +49,7 @@ __all__ = [
     "Maintained",
     "Row",
     "Run",
+    "ServiceEvent",
     "ServiceUsage",
     "Verified",
     "compare",

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainyard_protos.v1 import admin_pb2 as pb
 
+from trainyard import errors
 from trainyard.client.jobs import JobCalls
 
 if TYPE_CHECKING:
-    from trainyard.client.answers import BackedUp, Maintained, ServiceUsage, Verified
+    from trainyard_protos.v1 import scheduler_pb2
+
+    from trainyard.client.answers import BackedUp, Maintained, ServiceEvent, ServiceUsage, Verified
+
+logger = logging.getLogger(__name__)
 
 MAINTAIN_DEADLINE_S = 3600.0
 
@@ -31,6 +37,41 @@ class AdminCalls(JobCalls):
             ServiceUsage(service, list(answer.usage), answer.free_bytes)
             for service, answer in zip(stubs, answers, strict=True)
         ]
+
+    async def admin_events(self, service: str, *, object_name: str = "") -> AsyncIterator[scheduler_pb2.Event]:
+        """What users changed in one service, oldest first; each service keeps the newest 100,000 events.
+
+        Args:
+            service: "metrics" or "artifacts"; those of the scheduler are among `events()`.
+            object_name: only changes of what has this name, for instance an artifact.
+        """
+        stub = self._keepers()[service]
+        request = pb.ListAdminEventsRequest(workspace=self.workspace, object_name=object_name, page_size=5000)
+        while True:
+            page = await self._connection.call(stub.ListAdminEvents, request)
+            for event in page.events:
+                yield event
+            if len(page.events) < request.page_size:
+                return
+            request.after_seq = page.events[-1].seq
+
+    async def all_events(self) -> AsyncIterator[ServiceEvent]:
+        """Events of all services, oldest first. A warning is logged for a service whose events cannot be read."""
+        from trainyard.client.answers import ServiceEvent
+
+        streams = {"scheduler": self.events(), **{name: self._readable(name) for name in self._keepers()}}
+        heads = {service: await anext(stream, None) for service, stream in streams.items()}
+        while waiting := [ServiceEvent(service, event) for service, event in heads.items() if event is not None]:
+            first = min(waiting, key=lambda each: each.event.time_ns)
+            yield first
+            heads[first.service] = await anext(streams[first.service], None)
+
+    async def _readable(self, service: str) -> AsyncIterator[scheduler_pb2.Event]:
+        try:
+            async for event in self.admin_events(service):
+                yield event
+        except errors.YardError as error:
+            logger.warning("events of %s are left out: %s", service, error)
 
     async def verify(self, *, repair: bool = False) -> AsyncIterator[Verified]:
         """Reads everything that is stored, databases included, and tells what is not as it was written.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainyard_protos.v1 import admin_pb2 as pb
+from trainyard_protos.v1 import scheduler_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,14 @@ class ServiceUsage:
     service: str
     usage: Sequence[pb.GetUsageResponse.Usage]
     free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceEvent:
+    """An event, and the service that keeps it: `event.seq` counts within that."""
+
+    service: str
+    event: scheduler_pb2.Event
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from trainyard.client.loop import Loop
 from trainyard.client.sync_store import ArtifactMethods
 
 if TYPE_CHECKING:
-    from trainyard.client.answers import BackedUp, Maintained, ServiceUsage, Verified
+    from trainyard.client.answers import BackedUp, Maintained, ServiceEvent, ServiceUsage, Verified
     from trainyard.client.comparison import Comparison
     from trainyard.client.records import Run
 
@@ -145,6 +145,14 @@ class Client(ArtifactMethods):
     def events(self, job: str = "", after_seq: int = 0) -> Iterator[scheduler_pb2.Event]:
         """Events so far, oldest first; of all jobs when `job` is empty."""
         return self._loop.iterate(self._client.events(job, after_seq))
+
+    def all_events(self) -> Iterator[ServiceEvent]:
+        """Events of all services, oldest first."""
+        return self._loop.iterate(self._client.all_events())
+
+    def admin_events(self, service: str, *, object_name: str = "") -> Iterator[scheduler_pb2.Event]:
+        """What users changed in "metrics" or "artifacts", oldest first."""
+        return self._loop.iterate(self._client.admin_events(service, object_name=object_name))
 
     def watch(self, job: str = "", after_seq: int = 0, *, from_now: bool = False) -> Iterator[scheduler_pb2.Event]:
         """Events after a cursor, then new ones as they happen."""

@@ -10,9 +10,11 @@ from trainyard.cli.arguments import LAST, Job, Output, RequiredJob, with_client
 from trainyard.cli.output import Format
 
 if TYPE_CHECKING:
-    from trainyard.client import AsyncClient
+    from collections.abc import AsyncIterator
 
-Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on with what happens from now on.")]
+    from trainyard_protos.v1 import scheduler_pb2
+
+    from trainyard.client import AsyncClient
 
 
 def register(app: typer.Typer) -> None:
@@ -67,27 +69,51 @@ def status(job: Job = LAST, output: Output = Format.TABLE) -> None:
 
 
 def events(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Id, prefix, name or @last; all jobs without it.")] = "",
-    follow: Follow = False,
+    job: Annotated[
+        str, typer.Argument(metavar="[JOB]", help="Id, prefix, name or @last; without it, events of everything.")
+    ] = "",
+    artifact: Annotated[str, typer.Option(metavar="NAME", help="Only what users changed of this artifact.")] = "",
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Then show events of jobs and pools as they happen.")
+    ] = False,
     output: Output = Format.TABLE,
 ) -> None:
-    """Show every state change: who, what, when, why. With -o json, one object a line."""
+    """Show every change of jobs, pools, artifacts and the yard: who, what, when, why.
+
+    With -o json, one object a line.
+    """
+    if artifact and (job or follow):
+        raise typer.BadParameter("give either a job or an artifact; an artifact's events cannot be followed")
 
     async def work(client: AsyncClient) -> None:
         from trainyard.cli import job_views
         from trainyard.cli.output import write_line
 
         show = write_line if output.for_programs else job_views.event
+        if artifact:
+            async for event in client.admin_events("artifacts", object_name=artifact):
+                show(event)
+            return
         identifier = (await client.get(job)).id if job else ""
         seen = 0
-        async for event in client.events(identifier):
+        async for service, event in _events(client, identifier):
             show(event)
-            seen = event.seq
+            seen = event.seq if service == "scheduler" else seen
         if follow:
             async for event in client.watch(identifier, seen):
                 show(event)
 
     with_client(work)
+
+
+async def _events(client: AsyncClient, job_id: str) -> AsyncIterator[tuple[str, scheduler_pb2.Event]]:
+    """Events so far of a job, or of everything; each with the service that keeps it."""
+    if job_id:
+        async for event in client.events(job_id):
+            yield "scheduler", event
+        return
+    async for each in client.all_events():
+        yield each.service, each.event
 
 
 def explain(job: Job = LAST, output: Output = Format.TABLE) -> None:
