@@ -82,6 +82,17 @@ async def test_a_hundred_thousand_refused_calls_add_little_to_the_log_and_the_me
     assert len(refusals._peers) <= 32
 
 
+async def test_what_no_line_has_counted_is_logged_when_the_process_stops(refusals, caplog):
+    flood(refusals, 10, lambda port: f"ipv4:10.0.0.1:{port}")
+    for number in range(2, 40):
+        flood(refusals, 2, lambda port, number=number: f"ipv4:10.0.0.{number}:{port}")
+    refusals.close()
+    refusals.close()
+    counted = sum(record.omitted + 1 for record in caplog.records)
+    assert counted == 10 + 2 * 38
+    assert caplog.records[-1].peer == "other peers"
+
+
 async def test_a_peer_that_stopped_is_forgotten(refusals, clock, caplog):
     refusals.add("ipv4:10.0.0.1:1", METHOD, "NoToken")
     clock.now = 60

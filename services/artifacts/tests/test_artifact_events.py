@@ -42,6 +42,8 @@ async def test_a_moved_alias_tells_where_it_pointed_and_where_it_points(yard, tr
         ("AliasSet", "m", "best: version 2 -> version 3"),
         ("AliasSet", "m", "new: none -> version 3"),
     ]
+    usage = (await yard.admin().GetUsage(admin_pb2.GetUsageRequest())).usage
+    assert {each.what: each.count for each in usage}["events"] == 4
 
 
 async def test_a_deleted_version_tells_what_became_of_its_aliases(yard, tree):

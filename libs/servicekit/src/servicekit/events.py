@@ -129,6 +129,11 @@ class EventLog:
         seq: int = connection.execute(insert).scalar_one()
         connection.execute(sqlalchemy.delete(self._table).where(self._table.c.seq <= seq - self._kept))
 
+    def usage(self, session: Session) -> admin_pb2.GetUsageResponse.Usage:
+        """How many events there are."""
+        count = session.connection().execute(sqlalchemy.select(sqlalchemy.func.count()).select_from(self._table))
+        return admin_pb2.GetUsageResponse.Usage(what="events", count=count.scalar_one(), unit="events")
+
     async def page(self, store: Store, request: admin_pb2.ListAdminEventsRequest) -> admin_pb2.ListAdminEventsResponse:
         """Events after a number, oldest first; those that belong to no workspace are in every list.
 

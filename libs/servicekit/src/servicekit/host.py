@@ -46,11 +46,11 @@ class Host:
             collector(registry=self.registry)
         watch_disk(self.registry, home)
         self._certificates = CertificateGauge(self.registry)
-        refusals = Refusals(self.registry)
-        self.server = servers.build(Authenticator(token, tokens), self.registry, before, refusals=refusals)
+        self._refusals = Refusals(self.registry)
+        self.server = servers.build(Authenticator(token, tokens), self.registry, before, refusals=self._refusals)
         self.health = Health(services, self.registry)
         self.health.register(self.server)
-        self._exposition = Exposition(self.registry, self.health, token, refusals)
+        self._exposition = Exposition(self.registry, self.health, token, self._refusals)
 
     def listen(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Binds the gRPC server; see `servicekit.server.listen`."""
@@ -70,3 +70,4 @@ class Host:
         """Ends both servers; the services have ended before."""
         await self.server.stop(_GRACE_S)
         await self._exposition.stop()
+        self._refusals.close()

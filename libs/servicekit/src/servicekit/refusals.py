@@ -85,6 +85,16 @@ class Refusals:
             _log("other peers", self._others.method, self._others.reason, self._others.omitted - 1)
             self._others = _Refused(until=now + _WINDOW_S)
 
+    def close(self) -> None:
+        """Logs the calls that no line has counted yet, and ends the timer: the process stops."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for host, refused in (*self._peers.items(), ("other peers", self._others)):
+            if refused.omitted:
+                _log(host, refused.method, refused.reason, refused.omitted - 1)
+        self._peers.clear()
+        self._others = _Refused(until=0.0)
+
     def _on_timer(self) -> None:
         self.report_omitted()
         busy = self._peers or self._others.omitted

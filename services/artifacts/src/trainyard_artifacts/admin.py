@@ -48,7 +48,7 @@ class ArtifactAdminServicer(ArtifactAdminServiceServicer):
 
     async def GetUsage(self, request: pb.GetUsageRequest, context: Context) -> pb.GetUsageResponse:
         require_user()
-        found = await self._store.read(usage.measure)
+        found = await self._store.read(lambda session: [*usage.measure(session), self._events.usage(session)])
         return pb.GetUsageResponse(usage=found, free_bytes=await self._objects.free_bytes())
 
     async def Verify(self, request: pb.VerifyRequest, context: Context) -> AsyncIterator[pb.VerifyResponse]:

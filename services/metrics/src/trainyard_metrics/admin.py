@@ -60,7 +60,7 @@ class MetricsAdminServicer(MetricsAdminServiceServicer):
         require_user()
         files = await self._upkeep.usage()
         usage = [
-            *await self._store.read(_of_database),
+            *await self._store.read(lambda session: [*_of_database(session), self._events.usage(session)]),
             _of_files("journals", files.journals),
             _of_files("columns", files.columns),
             _of_files("other files of runs", files.other),
