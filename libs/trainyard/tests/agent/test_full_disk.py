@@ -32,10 +32,13 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
         subprocess.run(["umount", folder], check=True)
 
 
-async def test_a_worker_that_succeeds_on_a_full_disk_leaves_the_record_of_its_success(attempt, small_disk):
-    run = attempt(["sh", "-c", FILL + "exit 0"])
+async def test_a_worker_that_succeeds_on_a_full_disk_leaves_the_record_of_its_success(attempt, small_disk, yard):
+    """And its last lines, for which there was no room, are reported."""
+    run = attempt(["sh", "-c", "echo short; " + FILL + "exit 0"])
     small_disk(run.folder)
     assert (await run.run()).reason == "Completed"
+    assert run.output() == "short\n"
+    assert bool(await run.stored_lines()) is not ("LinesLost" in yard.launcher.notes())
 
 
 async def test_a_pod_whose_termination_message_finds_no_room_ends_as_what_it_was(attempt, yard, tmp_path):

@@ -59,6 +59,12 @@ class Watch:
                 await self._output.drain()
             with self._carriers.parts.guard(READING_TRACKERS):
                 self._carriers.look_at_trackers()
+            if lost := self._carriers.journal.lost:
+                self._carriers.note(
+                    "LinesLost",
+                    f"the disk of this machine was full: metrics does not get the last {lost:,} lines; the files in "
+                    f"{self._folder / 'out'} have them",
+                )
 
     def _targets(self, gang: Gang) -> list[Target]:
         share = self._plan.gpus_per_worker or (len(self._plan.gpus) // max(1, len(gang.started)))
