@@ -40,7 +40,11 @@ def test_up_twice_is_one_yard_and_down_twice_is_no_error(home):
 def test_a_yard_is_found_and_ends_also_when_its_file_was_removed_or_damaged(home, damage):
     home.up()
     first = read_endpoint(home.folder)
+    os.kill(first.pid, signal.SIGSTOP)  # a yard that hangs is not taken for none
     damage(home.folder / "yard.json")
+    refused = home.run("down", "-y")
+    os.kill(first.pid, signal.SIGCONT)
+    assert refused.returncode == 70 and "yard.lock, but" in refused.stderr
     wait_until(lambda: read_endpoint(home.folder) == first, "the yard to say again where it is")
     home.down()
     home.assert_nothing_left()

@@ -7,6 +7,7 @@ A process is named by pid, start time and boot id together, because a pid alone 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from trainyard import files
 
 YARD_FILE = "yard.json"
+LOCK_FILE = "yard.lock"
 TOKEN_FILE = "token"
 LAUNCHER_ID_FILE = "launcher-id"
 _START_TIME_FIELD = 22  # of /proc/<pid>/stat, counted from 1 as in proc(5)
@@ -65,6 +67,21 @@ def read_endpoint(home: Path) -> YardFile | None:
     """The yard that serves `home` now, or None when there is none (never started, stopped, or killed)."""
     found = read_yard_file(home)
     return found if found is not None and found.alive else None
+
+
+def is_locked(home: Path) -> bool:
+    """Whether a yard runs for `home`, also one that is starting, ending, or whose `yard.json` is missing."""
+    try:
+        descriptor = os.open(home / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def write_endpoint(home: Path, yard: YardFile) -> None:

@@ -18,7 +18,7 @@ from typing import IO
 from servicekit import logs
 from servicekit.server import Tls
 from trainyard.endpoints import without_brackets
-from trainyard.home import read_endpoint
+from trainyard.home import LOCK_FILE, read_endpoint
 
 from trainyard_embedded.app import Yard
 from trainyard_embedded.memory import calm_collector
@@ -65,7 +65,7 @@ def _lock(home: Path) -> IO[str]:
         RuntimeError: a yard serves this home already.
     """
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    file = (home / "yard.lock").open("w")
+    file = (home / LOCK_FILE).open("w")
     give_up = time.monotonic() + _HANDOVER_S
     while True:
         try:

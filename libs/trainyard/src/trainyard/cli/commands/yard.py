@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from trainyard_protos.v1 import scheduler_pb2, yard_pb2
 
 _GRACE_S = 60.0
+_HIDDEN_S, _HIDDEN_STEP_S = 5.0, 0.1
 _HOST = "127.0.0.1"
 
 
@@ -98,7 +100,7 @@ def down(
     from trainyard.cli.terminal import say
 
     folder = home.home()
-    running = home.read_endpoint(folder)
+    running = _find(folder)
     gone = open_process(running.pid, running.start_time) if running is not None else None
     if running is None or gone is None:
         say(f"no yard is running in {folder}")
@@ -111,6 +113,26 @@ def down(
     fate = "cancelled" if stop_jobs else "left to the next yard"
     what = f"; {words.plural(jobs, 'job')} {fate}" if jobs else ""
     say(f"the yard is down{what}")
+
+
+def _find(folder: Path) -> home.YardFile | None:
+    """Returns the yard that runs for `folder`; None when there is none. Waits for one that is starting or ending.
+
+    Raises:
+        Defect: there is one, and `yard.json` does not say which process it is.
+    """
+    give_up = time.monotonic() + _HIDDEN_S
+    while (running := home.read_endpoint(folder)) is None and home.is_locked(folder):
+        if time.monotonic() > give_up:
+            lock = folder / home.LOCK_FILE
+            raise errors.Defect(
+                f"a yard holds {lock}, but {folder / home.YARD_FILE} does not name it",
+                reason="YardHidden",
+                hint=f"a yard writes that file again, unless it hangs or the disk is full: free the disk, or find its "
+                f"process with 'fuser {lock}' and end it with 'kill'",
+            )
+        time.sleep(_HIDDEN_STEP_S)  # it writes its file, or lets go of the lock: no single event stands for both
+    return running
 
 
 async def _shut_down(stop_jobs: bool, *, ask: bool) -> int:
