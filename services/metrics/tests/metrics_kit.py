@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
+import sys
 import uuid
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -32,9 +37,10 @@ class Ingestor:
         self.tokens = AttemptTokens.load_or_create(home)
         self._channels = []
 
-    async def start(self, settings=None):
+    async def start(self, settings=None, **server):
         self.app = Metrics(home=self.home, database_url=self._database_url, settings=settings)
-        self._server = servers.build(Authenticator(bearer_token(self.home), self.tokens), CollectorRegistry())
+        self.calls = CollectorRegistry()
+        self._server = servers.build(Authenticator(bearer_token(self.home), self.tokens), self.calls, **server)
         self.app.register(self._server)
         self._port = servers.listen(self._server, "127.0.0.1", 0)
         await self.app.start()
@@ -51,11 +57,15 @@ class Ingestor:
         await self.stop()
         await self.start(Settings(**limits))
 
+    @property
+    def endpoint(self):
+        return f"127.0.0.1:{self._port}"
+
     def user(self):
         return self._stub(bearer_token(self.home))
 
     def admin(self):
-        channel = connect(f"127.0.0.1:{self._port}", bearer_token(self.home))
+        channel = connect(self.endpoint, bearer_token(self.home))
         self._channels.append(channel)
         return MetricsAdminServiceStub(channel)
 
@@ -65,7 +75,7 @@ class Ingestor:
         return self._stub(token)
 
     def _stub(self, token):
-        channel = connect(f"127.0.0.1:{self._port}", token)
+        channel = connect(self.endpoint, token)
         self._channels.append(channel)
         return MetricsServiceStub(channel)
 
@@ -74,6 +84,40 @@ class Ingestor:
 
     def counted(self, name, **labels):
         return self.app.registry.get_sample_value(name, labels)
+
+
+class Process:
+    """The ingestor as a process that can be killed."""
+
+    def __init__(self, home, **limits):
+        self.home = home
+        self.limits = json.dumps(limits)
+
+    async def __aenter__(self):
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            Path(__file__).with_name("serve_metrics.py"),
+            self.home,
+            self.limits,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        self.port = int(await self._process.stdout.readline())
+        self._channel = connect(f"127.0.0.1:{self.port}", bearer_token(self.home))
+        self.stub = MetricsServiceStub(self._channel)
+        return self
+
+    async def __aexit__(self, *_):
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        await self._process.wait()
+        await self._channel.close()
+
+    @property
+    def pid(self):
+        return self._process.pid
+
+    def kill(self):
+        self._process.kill()
 
 
 async def open_run(stub, number=1, *, job="job", fence=1, **fields):

@@ -1,57 +1,20 @@
 """Kills, torn files, flipped bits: what was acknowledged is there once, or its loss is told."""
 
-import asyncio
 import contextlib
-import json
 import random
 import struct
-import sys
 import zlib
-from pathlib import Path
 
 import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servicekit.auth import bearer_token
 from servicekit.errors import reason_of
-from trainyard.channel import connect
 from trainyard_metrics.storage.files import Damaged
 from trainyard_metrics.storage.journal import Journal
 from trainyard_protos.v1 import metrics_pb2 as pb
-from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceStub
 
-from services.metrics.tests.metrics_kit import append, lines, open_run, points, refused, run_id, series, texts
-
-
-class Process:
-    """The ingestor as a process that can be killed."""
-
-    def __init__(self, home, **limits):
-        self.home = home
-        self.limits = json.dumps(limits)
-
-    async def __aenter__(self):
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            Path(__file__).with_name("serve_metrics.py"),
-            self.home,
-            self.limits,
-            stdout=asyncio.subprocess.PIPE,
-        )
-        port = int(await self._process.stdout.readline())
-        self._channel = connect(f"127.0.0.1:{port}", bearer_token(self.home))
-        self.stub = MetricsServiceStub(self._channel)
-        return self
-
-    async def __aexit__(self, *_):
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
-        await self._process.wait()
-        await self._channel.close()
-
-    def kill(self):
-        self._process.kill()
+from services.metrics.tests.metrics_kit import Process, append, lines, open_run, points, refused, run_id, series, texts
 
 
 async def ship_until_killed(process, writer, total, kill_after):

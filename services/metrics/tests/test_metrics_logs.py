@@ -109,12 +109,12 @@ def stored_lines(texts_by_time):
     """A snapshot that has these lines, for what reads snapshots."""
 
     class Stored:
-        def lines(self, wanted=None, *, backwards=False):
+        def keyed_lines(self, wanted=None, *, after=None, backwards=False):
             accepts = matcher(wanted or LineFilter())
             found = [
-                LogLine(seq=i, time_ns=t, text=x)
+                ((t, "", i), LogLine(seq=i, time_ns=t, text=x))
                 for i, (t, x) in enumerate(texts_by_time)
-                if accepts(LogLine(time_ns=t, text=x))
+                if accepts(LogLine(time_ns=t, text=x)) and (after is None or (t, "", i) > after)
             ]
             return iter(found[::-1] if backwards else found)
 

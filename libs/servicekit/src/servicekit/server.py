@@ -7,7 +7,8 @@ import functools
 import inspect
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +21,8 @@ from servicekit import descriptors
 from servicekit.auth import Authenticator, current_principal, set_principal
 from servicekit.certificates import Tls as Tls
 from servicekit.certificates import grpc_credentials
-from servicekit.errors import DeadlineExceeded, Internal, PermissionDenied, ServiceError, Unauthenticated
-from servicekit.limits import CallLimiter
+from servicekit.errors import DeadlineExceeded, Internal, PermissionDenied, ServiceError, Unauthenticated, Unavailable
+from servicekit.limits import CallLimiter, OpenStream, StreamLimiter
 from servicekit.refusals import Refusals
 from servicekit.requests import ParsedRequests, RequestReader
 
@@ -35,6 +36,8 @@ _INTRODUCTIONS = frozenset(
 _HANDSHAKE_TIMEOUT_MS = 10_000
 _CONNECTION_IDLE_MS = 600_000  # without a call; clients connect again when they next have one
 _MAX_STREAMS = 4096  # of one connection; further calls of its client wait
+_STALLED_S = 600.0
+"""A client that does not take the next message of a stream for this long has left it."""
 _INTRODUCTIONS_AT_ONCE = 16  # requests of one method that are being received
 _INTRODUCTION_TIMEOUT_S = 10.0
 _TOKEN_REFUSED = frozenset({"JoinRefused", "DeliveryOnly"})  # reasons of PERMISSION_DENIED that are about the token
@@ -61,10 +64,21 @@ class _Guard(grpc.aio.ServerInterceptor):
     received is measured on the encoded bytes before it is parsed.
     """
 
-    def __init__(self, authenticator: Authenticator, calls: Calls, limiter: CallLimiter, refusals: Refusals) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        calls: Calls,
+        limiter: CallLimiter,
+        streams: StreamLimiter,
+        refusals: Refusals,
+        stalled_s: float,
+    ) -> None:
         self._authenticator = authenticator
         self._calls = calls
         self._limiter = limiter
+        self._streams = streams
+        self._stalled_s = stalled_s
+        self._cutting: set[asyncio.Task[None]] = set()
         self._refusals = refusals
         self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
@@ -116,7 +130,9 @@ class _Guard(grpc.aio.ServerInterceptor):
         )
         if handler.response_streaming:
             make = grpc.stream_stream_rpc_method_handler if takes_stream else grpc.unary_stream_rpc_method_handler
-            wrapped: Callable[..., Any] = self._streaming(method, behaviour, requests)
+            wrapped: Callable[..., Any] = self._streaming(
+                method, behaviour, requests, exchange=handler.request_streaming
+            )
         else:
             make = grpc.stream_unary_rpc_method_handler if takes_stream else grpc.unary_unary_rpc_method_handler
             wrapped = self._unary(method, behaviour, requests)
@@ -142,7 +158,9 @@ class _Guard(grpc.aio.ServerInterceptor):
 
         return call
 
-    def _streaming(self, method: str, behaviour: Callable[..., Any], requests: _Requests) -> Callable[..., Any]:
+    def _streaming(
+        self, method: str, behaviour: Callable[..., Any], requests: _Requests, *, exchange: bool
+    ) -> Callable[..., Any]:
         done = self._calls.handled.labels(method, "OK")
 
         @functools.wraps(behaviour)
@@ -154,14 +172,58 @@ class _Guard(grpc.aio.ServerInterceptor):
                 if inspect.isawaitable(responses):  # a servicer that writes through the context
                     await responses
                 else:
-                    async for response in responses:
-                        check()
-                        yield response
+                    stream = self._admit_stream(method, exchange=exchange)
+                    try:
+                        async for response in responses:
+                            check()
+                            with nullcontext() if exchange else self._cut_when_stalled(method, context, stream):
+                                yield response
+                    finally:
+                        stream.close()
             except Exception as error:
                 await self._fail(method, error, context)
             done.inc()
 
         return call
+
+    def _admit_stream(self, method: str, *, exchange: bool) -> OpenStream:
+        if method in _INTRODUCTIONS:
+            return OpenStream()
+        return self._streams.open(current_principal(), method, exchange=exchange)
+
+    @contextmanager
+    def _cut_when_stalled(
+        self, method: str, context: grpc.aio.ServicerContext[Any, Any], stream: OpenStream
+    ) -> Iterator[None]:
+        """Ends the call when its client does not take a message for `stalled_s` seconds."""
+        task = asyncio.current_task()
+        assert task is not None, "a call runs in a task"
+
+        def cut() -> None:
+            ending = asyncio.create_task(self._cut(method, context, stream.take_over()))
+            self._cutting.add(ending)
+            ending.add_done_callback(self._cutting.discard)
+            task.cancel()
+
+        timer = asyncio.get_running_loop().call_later(self._stalled_s, cut)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    async def _cut(self, method: str, context: grpc.aio.ServicerContext[Any, Any], stream: OpenStream) -> None:
+        """Sends the status behind the message that the client has not taken: it arrives when the client reads again.
+        Until then, or until the client leaves, the stream counts, because gRPC keeps the message."""
+        error = Unavailable(
+            f"the client took no message of this stream for {self._stalled_s:g} s",
+            reason="ReaderStalled",
+            hint="call again, from the position of the last message",
+        )
+        try:
+            with suppress(grpc.aio.AbortError, asyncio.CancelledError):
+                await self._fail(method, error, context)
+        finally:
+            stream.close()
 
     async def _fail(self, method: str, error: Exception, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if isinstance(error, grpc.aio.AbortError):
@@ -227,8 +289,15 @@ def build(
     before: Sequence[grpc.aio.ServerInterceptor] = (),
     limiter: CallLimiter | None = None,
     refusals: Refusals | None = None,
+    streams: StreamLimiter | None = None,
+    stalled_s: float = _STALLED_S,
 ) -> grpc.aio.Server:
-    """A server without a port. Register services, `listen`, then start it. `before` runs ahead of authentication."""
+    """A server without a port. Register services, `listen`, then start it.
+
+    Args:
+        before: runs ahead of authentication.
+        stalled_s: seconds after which a stream ends whose client does not take its next message.
+    """
     options = (
         *OPTIONS,
         ("grpc.compression_enabled_algorithms_bitset", 1),  # none but identity: see decision 0026
@@ -241,7 +310,14 @@ def build(
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.keepalive_permit_without_calls", 1),
     )
-    guard = _Guard(authenticator, Calls(registry), limiter or CallLimiter(), refusals or Refusals(registry))
+    guard = _Guard(
+        authenticator,
+        Calls(registry),
+        limiter or CallLimiter(),
+        streams or StreamLimiter(),
+        refusals or Refusals(registry),
+        stalled_s,
+    )
     return grpc.aio.server(interceptors=[*before, guard], options=options)
 
 

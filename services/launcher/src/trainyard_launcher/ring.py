@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from trainyard_protos.v1 import common_pb2
 
+_PORTION_BYTES = 256 * 1024
 _LINE_OVERHEAD_BYTES = 200  # of a message object and its place in the deque
 
 
@@ -73,10 +74,16 @@ class Ring:
             self._place += 1
 
     def read(self, cursor: Cursor, limit: int) -> list[common_pb2.LogLine | Gap]:
-        """The next lines for a reader, at most `limit`, with a `Gap` where some are missing; moves the cursor."""
-        begin = max(cursor.place - self._place, 0)
+        """The next lines for a reader, at most `limit`, with a `Gap` where some are missing; moves the cursor. Long
+        lines come in smaller portions: a reader that stands still holds one."""
+        cursor.place = max(cursor.place, self._place)
         found: list[common_pb2.LogLine | Gap] = []
-        for line in _slice(self._lines, begin, limit):
+        room = _PORTION_BYTES
+        for line in _slice(self._lines, cursor.place - self._place, limit):
+            if room <= 0:
+                break
+            room -= _size(line)
+            cursor.place += 1
             wanted = cursor.next_seq.get(line.node, 0)
             if line.seq < wanted:
                 continue
@@ -84,7 +91,6 @@ class Ring:
                 found.append(Gap(line.node, wanted, line.seq))
             cursor.next_seq[line.node] = line.seq + 1
             found.append(line)
-        cursor.place = self._place + min(begin + limit, len(self._lines))
         return found
 
     def rest(self, cursor: Cursor) -> list[Gap]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 from prometheus_client import CollectorRegistry
 from servicekit.events import EventLog
+from servicekit.slots import Slots
 from servicekit.store import Store
 from trainyard_protos.v1 import metrics_pb2 as pb
 from trainyard_protos.v1.admin_pb2_grpc import add_MetricsAdminServiceServicer_to_server
@@ -57,7 +58,8 @@ class Metrics:
         self._bells = Bells()
         self._keeper: asyncio.Task[None] | None = None
         self._store = Store(database_url, migrations=MIGRATIONS, name=self.name)
-        self._logs = RunLogs(home / "runs", settings, Counters(self.registry), self._stored)
+        counters = Counters(self.registry)
+        self._logs = RunLogs(home / "runs", settings, counters, self._stored)
         self._reader = Reader(self._logs, settings.query_threads)
         self._summaries = Summaries(self._store, settings, Remaker(self._store, self._reader))
         self.registry.register(RunsCollector(self._summaries, settings))
@@ -65,8 +67,9 @@ class Metrics:
         upkeep = Upkeep(self._logs, settings)
         events = EventLog(EventRow)
         self._retention = Retention(self._store, removal, upkeep, settings)
+        log_slots = Slots(settings.max_log_readers, settings.log_reader_idle_s, counters.log_readers.set)
         self._servicer = MetricsServicer(
-            self._store, self._logs, self._reader, self._summaries, removal, self._bells, settings, events
+            self._store, self._logs, self._reader, self._summaries, removal, self._bells, log_slots, settings, events
         )
         backups = Backups(self._store, upkeep, self._summaries, home)
         self._admin = MetricsAdminServicer(self._store, upkeep, self._retention, backups, self._summaries, home, events)

@@ -32,6 +32,9 @@ class Counters:
         self.waiting_limit = Gauge(
             "trainyard_metrics_waiting_bytes_limit", "Bytes beyond which streams are not read", registry=registry
         )
+        self.log_readers = Gauge(
+            "trainyard_metrics_log_readers", "Readers of lines that hold files and decoded lines", registry=registry
+        )
         self.durable_seconds = Histogram(
             "trainyard_metrics_durable_seconds",
             "Time from a batch's arrival until it is durable",

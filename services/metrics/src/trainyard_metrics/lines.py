@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 from servicekit.errors import InvalidArgument
 from trainyard_protos.v1 import metrics_pb2 as pb
+from trainyard_protos.v1.common_pb2 import LogLine
 
-from trainyard_metrics.domain.lines import LineFilter
+from trainyard_metrics.domain.lines import Key, LineFilter
 from trainyard_metrics.storage.snapshot import Snapshot
 
 _MAX_REGEX = 1024
 _TAIL_BYTES = 16 * 1024 * 1024
 _LINE_BYTES = 64  # what a line takes beside its text
+# A page is all that a reader holds that stands still: there may be hundreds of them.
+_PAGE_LINES = 500
+_PAGE_BYTES = 64 * 1024
 
 Sources = Sequence[tuple[int, Snapshot]]
 """Attempts, oldest first, each with what is stored of it."""
+Found = tuple[int, Key, LogLine]
+"""A line with its attempt and its place in the order of the attempt's lines."""
+
+
+class Position(NamedTuple):
+    """A line's place in the order."""
+
+    attempt: int
+    key: Key
+
+
+def position_of(message: pb.LogPosition) -> Position:
+    """The position that a message stands for."""
+    return Position(message.attempt, (message.time_ns, message.writer_id, message.seq))
 
 
 def line_filter(request: pb.ReadLogsRequest) -> LineFilter:
@@ -51,27 +70,41 @@ def _check_regex(pattern: str) -> None:
         ) from None
 
 
-def read(sources: Sources, wanted: LineFilter, tail: int) -> Iterator[pb.ReadLogsResponse]:
-    """The lines, or (`tail` > 0) the last of them, in pages."""
-    return pages(last(sources, wanted, tail) if tail else every(sources, wanted))
+def read(
+    sources: Sources, wanted: LineFilter, tail: int, after: Position | None, ends: Mapping[int, int]
+) -> Iterator[pb.ReadLogsResponse]:
+    """The lines, or (`tail` > 0) the last of them, in pages.
+
+    Args:
+        after: only lines behind this one; `tail` does not count then.
+        ends: by attempt: only lines up to this time.
+    """
+    if tail and after is None:
+        return pages(last(sources, wanted, tail))
+    return pages(found for found in every(sources, wanted, after) if found[1][0] <= ends[found[0]])
 
 
-def every(sources: Sources, wanted: LineFilter) -> Iterator[pb.StoredLine]:
-    """All lines, in order."""
+def every(sources: Sources, wanted: LineFilter, after: Position | None = None) -> Iterator[Found]:
+    """All lines, in order.
+
+    Args:
+        after: only lines behind this one.
+    """
     for attempt, source in sources:
-        for line in source.lines(wanted):
-            yield pb.StoredLine(attempt=attempt, line=line)
+        behind = after.key if after is not None and attempt == after.attempt else None
+        for key, line in source.keyed_lines(wanted, after=behind):
+            yield attempt, key, line
 
 
-def last(sources: Sources, wanted: LineFilter, count: int, room: int = _TAIL_BYTES) -> Iterator[pb.StoredLine]:
+def last(sources: Sources, wanted: LineFilter, count: int, room: int = _TAIL_BYTES) -> Iterator[Found]:
     """The last `count` lines, in order. They are found from the end; what fits into `room` bytes is read only once."""
-    found: list[pb.StoredLine] = []
+    found: list[Found] = []
     start = None
-    for line in islice(_backwards(sources, wanted), count):
-        room -= len(line.line.text) + _LINE_BYTES
-        start = _Start(line.attempt, line.line.time_ns)
+    for attempt, key, line in islice(_backwards(sources, wanted), count):
+        room -= len(line.text) + _LINE_BYTES
+        start = _Start(attempt, line.time_ns)
         if room >= 0:
-            found.append(line)
+            found.append((attempt, key, line))
     if start is None or room >= 0:
         yield from reversed(found)
         return
@@ -85,11 +118,11 @@ class _Start:
     time_ns: int
 
 
-def _again(sources: Sources, wanted: LineFilter, count: int, start: _Start) -> Iterator[pb.StoredLine]:
+def _again(sources: Sources, wanted: LineFilter, count: int, start: _Start) -> Iterator[Found]:
     """The last lines in a second pass, without keeping any. Lines of the first one's moment may lie before it."""
     later = [(attempt, source) for attempt, source in sources if attempt >= start.attempt]
 
-    def lines() -> Iterator[pb.StoredLine]:
+    def lines() -> Iterator[Found]:
         for attempt, source in later:
             since = max(wanted.from_time_ns, start.time_ns) if attempt == start.attempt else wanted.from_time_ns
             yield from every([(attempt, source)], replace(wanted, from_time_ns=since))
@@ -98,23 +131,30 @@ def _again(sources: Sources, wanted: LineFilter, count: int, start: _Start) -> I
     return islice(lines(), max(0, surplus), None)
 
 
-def _backwards(sources: Sources, wanted: LineFilter) -> Iterator[pb.StoredLine]:
+def _backwards(sources: Sources, wanted: LineFilter) -> Iterator[Found]:
     for attempt, source in reversed(sources):
-        for line in source.lines(wanted, backwards=True):
-            yield pb.StoredLine(attempt=attempt, line=line)
+        for key, line in source.keyed_lines(wanted, backwards=True):
+            yield attempt, key, line
 
 
 def pages(
-    lines: Iterator[pb.StoredLine], max_lines: int = 500, max_bytes: int = 1 << 20
+    lines: Iterator[Found], max_lines: int = _PAGE_LINES, max_bytes: int = _PAGE_BYTES
 ) -> Iterator[pb.ReadLogsResponse]:
-    """Lines in answers of bounded size."""
+    """Lines in answers of bounded size, each with the position of its last line."""
     page = pb.ReadLogsResponse()
     size = 0
-    for line in lines:
-        page.lines.append(line)
-        size += len(line.line.text) + _LINE_BYTES
+    for attempt, key, line in lines:
+        page.lines.add(attempt=attempt, line=line)
+        size += len(line.text) + _LINE_BYTES
         if len(page.lines) >= max_lines or size >= max_bytes:
-            yield page
+            yield _at(page, Position(attempt, key))
             page, size = pb.ReadLogsResponse(), 0
     if page.lines:
-        yield page
+        yield _at(page, Position(attempt, key))
+
+
+def _at(page: pb.ReadLogsResponse, position: Position) -> pb.ReadLogsResponse:
+    time_ns, writer, seq = position.key
+    page.position.attempt, page.position.time_ns = position.attempt, time_ns
+    page.position.writer_id, page.position.seq = writer, seq
+    return page

@@ -7,7 +7,7 @@ makes one answer, so that a reader who does not read holds none.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
@@ -60,17 +60,13 @@ class Reader:
         except Damaged as damage:
             raise self._logs.lost(damage.path.parent.name, damage) from damage
         except FileNotFoundError as error:
-            raise NotFound("the run was removed meanwhile", reason="RunNotFound", hint="list the runs") from error
-
-    async def each(self, items: Iterator[T]) -> AsyncIterator[T]:
-        """What a blocking iterator yields, one at a time.
-
-        Raises:
-            DataLoss, NotFound: see `run`.
-        """
-        while (item := await self.run(lambda: next(items, None))) is not None:
-            yield item
+            raise removed() from error
 
     def close(self) -> None:
         """Waits for reads that are under way."""
         self._threads.shutdown(cancel_futures=True)
+
+
+def removed() -> NotFound:
+    """The error for a run that was removed while it was read."""
+    return NotFound("the run was removed meanwhile", reason="RunNotFound", hint="list the runs")

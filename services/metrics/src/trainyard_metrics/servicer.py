@@ -12,6 +12,7 @@ import grpc
 from servicekit.auth import current_principal, require_user, require_workspace
 from servicekit.errors import InvalidArgument
 from servicekit.events import EventLog, Recorder, caller
+from servicekit.slots import Slots
 from servicekit.store import Store
 from trainyard_protos.v1 import metrics_pb2 as pb
 from trainyard_protos.v1.metrics_pb2_grpc import MetricsServiceServicer
@@ -21,6 +22,7 @@ from trainyard_metrics.access import check_run_id, own_run, require_reader, requ
 from trainyard_metrics.appending import AppendStream
 from trainyard_metrics.bells import Bells
 from trainyard_metrics.closing import Admission, Closings
+from trainyard_metrics.log_reading import LogReading
 from trainyard_metrics.reading import Reader
 from trainyard_metrics.removal import Removal
 from trainyard_metrics.runlogs import RunLogs
@@ -45,6 +47,7 @@ class MetricsServicer(MetricsServiceServicer):
         summaries: Summaries,
         removal: Removal,
         bells: Bells,
+        log_slots: Slots,
         settings: Settings,
         events: EventLog,
     ) -> None:
@@ -58,6 +61,7 @@ class MetricsServicer(MetricsServiceServicer):
         self._settings = settings
         self._closings = Closings(store)
         self._series = SeriesReader(reader, summaries, settings)
+        self._log_slots = log_slots
 
     async def OpenRun(self, request: pb.OpenRunRequest, context: Context) -> pb.Run:
         check_run_id(request.run.id)
@@ -121,9 +125,9 @@ class MetricsServicer(MetricsServiceServicer):
         wanted = lines.line_filter(request)
         rows = await self._rows_of_logs(request)
         chosen = [row for row in rows if request.attempt in (0, row.fence)]
-        snapshots = await self._reader.snapshots(row.id for row in chosen)
-        sources = [(row.fence, snapshots[row.id]) for row in chosen]
-        async for page in self._reader.each(lines.read(sources, wanted, request.tail)):
+        after = lines.position_of(request.after) if request.HasField("after") else None
+        reading = LogReading(self._reader, self._log_slots, chosen, wanted, request.tail, after)
+        async for page in reading.pages():
             yield page
 
     async def CloseAttempt(self, request: pb.CloseAttemptRequest, context: Context) -> pb.CloseAttemptResponse:

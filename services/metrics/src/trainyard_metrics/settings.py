@@ -49,6 +49,11 @@ class Settings(ServiceSettings):
     """Threads that read points and lines for queries."""
     max_tail_lines: int = Field(100_000, gt=0)
     """The largest tail of logs."""
+    max_log_readers: int = Field(16, gt=0)
+    """Readers of lines that hold files and decoded lines, about 5 MB each. Another one takes the place of the one that
+    has waited longest for its client, which continues later where it was."""
+    log_reader_idle_s: float = Field(30.0, gt=0)
+    """A reader of lines whose client has not taken its next page for this long holds neither."""
     watch_interval_s: float = Field(0.2, ge=0)
     """The shortest time between two answers to a watcher."""
     summary_interval_s: float = Field(1.0, gt=0)

@@ -844,6 +844,7 @@ class ReadLogsRequest(_message.Message):
     FROM_TIME_NS_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     REGEX_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     job_id: _builtins.str
     attempt: _builtins.int
@@ -861,6 +862,10 @@ class ReadLogsRequest(_message.Message):
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """empty: all"""
 
+    @_builtins.property
+    def after(self) -> Global___LogPosition:
+        """continues a read that was cut off: only lines behind it; `tail` does not count then"""
+
     def __init__(
         self,
         *,
@@ -873,10 +878,11 @@ class ReadLogsRequest(_message.Message):
         from_time_ns: _builtins.int = ...,
         run_id: _builtins.str = ...,
         regex: _builtins.str = ...,
+        after: Global___LogPosition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "from_time_ns", b"from_time_ns", "job_id", b"job_id", "ranks", b"ranks", "regex", b"regex", "run_id", b"run_id", "search", b"search", "tail", b"tail", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "attempt", b"attempt", "from_time_ns", b"from_time_ns", "job_id", b"job_id", "ranks", b"ranks", "regex", b"regex", "run_id", b"run_id", "search", b"search", "tail", b"tail", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -884,23 +890,61 @@ Global___ReadLogsRequest: _TypeAlias = ReadLogsRequest  # noqa: Y015
 
 @_typing.final
 class ReadLogsResponse(_message.Message):
+    """Lines are ordered by time within an attempt. A reader may take its time: what it has not read costs the service nothing."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     LINES_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lines(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredLine]: ...
+    @_builtins.property
+    def position(self) -> Global___LogPosition:
+        """of the last line, for `after`"""
+
     def __init__(
         self,
         *,
         lines: _abc.Iterable[Global___StoredLine] | None = ...,
+        position: Global___LogPosition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "position", b"position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadLogsResponse: _TypeAlias = ReadLogsResponse  # noqa: Y015
+
+@_typing.final
+class LogPosition(_message.Message):
+    """A line's place in the order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
+    WRITER_ID_FIELD_NUMBER: _builtins.int
+    SEQ_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    time_ns: _builtins.int
+    writer_id: _builtins.str
+    seq: _builtins.int
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        time_ns: _builtins.int = ...,
+        writer_id: _builtins.str = ...,
+        seq: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "seq", b"seq", "time_ns", b"time_ns", "writer_id", b"writer_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogPosition: _TypeAlias = LogPosition  # noqa: Y015
 
 @_typing.final
 class StoredLine(_message.Message):

@@ -25,7 +25,7 @@ _ERROR_KEY = "trainyard-error-bin"
 _FIRST_PAUSE_S = 0.1
 _LAST_PAUSE_S = 5.0
 _PASSING = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED})
-_BUSY = frozenset({"Busy", "TooManyCalls"})
+_BUSY = frozenset({"Busy", "TooManyCalls", "TooManyStreams"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,10 @@ def _nothing_called(handle: str, no_job: errors.NotFound) -> errors.NotFound:
     )
 
 
+_STALLED = "ReaderStalled"
+"""Reason of the error that ends a stream whose messages were not taken for a while."""
+
+
 class RunCalls(JobCalls):
     """Logs, series, live output, stacks and shells.
 
@@ -98,6 +102,9 @@ class RunCalls(JobCalls):
     ) -> AsyncIterator[metrics_pb2.StoredLine]:
         """Stored lines, ordered by time within each attempt.
 
+        A read that is cut off continues at its position: every line comes once, however slowly they are taken, and also
+        when the yard is started again meanwhile.
+
         Args:
             attempt: number of the attempt; 0 for all.
             ranks: global ranks, -1 for the agent; empty for all.
@@ -118,9 +125,18 @@ class RunCalls(JobCalls):
             regex=regex,
             from_time_ns=from_time_ns,
         )
-        async for answer in self._connection.stream(self._connection.metrics.ReadLogs, request):
-            for line in answer.lines:
-                yield line
+        while True:
+            try:
+                async for answer in self._connection.stream(self._connection.metrics.ReadLogs, request):
+                    for line in answer.lines:
+                        yield line
+                    request.after.CopyFrom(answer.position)
+                return
+            except errors.NotRunning as lost:
+                if not request.after.writer_id:  # nothing was read, or the yard is older and names no positions
+                    raise
+                if lost.reason != _STALLED:
+                    await self._connection.until_back(lost)
 
     async def series(
         self, of: str | Subject, names: Sequence[str] = (), *, include_hidden: bool = False

@@ -117,7 +117,8 @@ class State:
         segments = tuple(segment.part() for segment in self.segments if segment.frames)
         count = sum(segment.points for segment in self.segments)
         count += sum(file.rows for file in self.manifest.of_kind("points"))
-        return Snapshot(run_id, dict(self.positions), frozenset(self.names), count, files, segments)
+        last_line_ns = max(self.line_times.values(), default=0)
+        return Snapshot(run_id, dict(self.positions), last_line_ns, frozenset(self.names), count, files, segments)
 
 
 class RunFolder:

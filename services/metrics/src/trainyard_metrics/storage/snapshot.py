@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
 from trainyard_metrics.domain.columns import Columns, join
 from trainyard_metrics.domain.gathering import Gatherer, columns
-from trainyard_metrics.domain.lines import Line, LineFilter, Step, in_order, matcher, order
+from trainyard_metrics.domain.lines import Key, Line, LineFilter, Step, in_order, matcher, order
 from trainyard_metrics.storage.columnfiles import read_lines, read_points
 from trainyard_metrics.storage.files import HeldFile
 from trainyard_metrics.storage.frames import frames
@@ -71,12 +71,14 @@ class Snapshot:
 
     Attributes:
         positions: of each writer, the first number that is not in it.
+        last_line_ns: time of the newest line; 0 without one.
         names: of all series.
         count_points: how many points there are.
     """
 
     run_id: str
     positions: Mapping[str, int]
+    last_line_ns: int
     names: frozenset[str]
     count_points: int
     files: tuple[ColumnPart, ...]
@@ -133,7 +135,19 @@ class Snapshot:
 
     def lines(self, wanted: LineFilter | None = None, *, backwards: bool = False) -> Iterator[LogLine]:
         """Lines by (time, writer, number), or the other way round; reads as far as it is asked to."""
+        return (line for _, line in self.keyed_lines(wanted, backwards=backwards))
+
+    def keyed_lines(
+        self, wanted: LineFilter | None = None, *, after: Key | None = None, backwards: bool = False
+    ) -> Iterator[Line]:
+        """The same, each line with its key.
+
+        Args:
+            after: only lines behind this key.
+        """
         chosen = wanted or LineFilter()
+        if after is not None:
+            chosen = replace(chosen, from_time_ns=max(chosen.from_time_ns, after[0]))
         sources: list[Iterator[Step]] = [
             read_lines(part.held.path, part.file, chosen, backwards=backwards)
             for part in self.files
@@ -142,7 +156,8 @@ class Snapshot:
         writers = sorted({writer for segment in self.segments for writer in segment.lines})
         frame = lru_cache(_KEPT_FRAMES)(_read_frame)
         sources += [self._of_writer(writer, chosen, frame, backwards) for writer in writers]
-        return (line for _, line in in_order(sources, backwards=backwards))
+        found = in_order(sources, backwards=backwards)
+        return found if after is None else (line for line in found if line[0] > after)
 
     def _of_writer(
         self, writer: str, wanted: LineFilter, frame: Callable[[Path, int], list[AppendRequest]], backwards: bool
