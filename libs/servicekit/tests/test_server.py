@@ -1,3 +1,6 @@
+import asyncio
+import gc
+import sys
 import time
 
 import grpc
@@ -5,6 +8,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from prometheus_client import CollectorRegistry
+from servicekit import requests
 from servicekit import server as servers
 from servicekit.auth import (
     AttemptTokens,
@@ -16,13 +20,19 @@ from servicekit.auth import (
 )
 from servicekit.errors import ERROR_KEY, PROBLEMS_KEY, InvalidArgument, NotFound, reason_of
 from servicekit.grants import Grants
+from servicekit.health import Health
 from servicekit.ids import new_id
 from servicekit.limits import CallLimiter, Rate
 from trainyard.channel import connect
 from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, yard_pb2, yard_pb2_grpc
 
+from scripts.testbed.patience import PATIENCE_S
+
 
 class Yard(yard_pb2_grpc.YardServiceServicer):
+    def __init__(self):
+        self.attached = 0  # messages of all streams
+
     async def Info(self, request, context):
         principal = current_principal()
         return yard_pb2.InfoResponse(version=principal.kind, home=principal.attempt_id)
@@ -39,11 +49,24 @@ class Yard(yard_pb2_grpc.YardServiceServicer):
     async def Attach(self, request_iterator, context):
         async for request in request_iterator:
             require_workspace(request.workspace)
+            self.attached += 1
             yield yard_pb2.AttachResponse()
 
 
 class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
+    def __init__(self):
+        self.inside = 0
+        self.entered = asyncio.Event()
+        self.may_leave = asyncio.Event()
+        self.may_leave.set()
+
     async def SubmitBatch(self, request, context):
+        self.inside += 1
+        self.entered.set()
+        await self.may_leave.wait()
+        self.inside -= 1
+        if len(request.requests) == 29_999:
+            raise InvalidArgument("29,999 jobs", reason="Unlucky")
         return scheduler_pb2.SubmitBatchResponse()
 
     async def GetJob(self, request, context):
@@ -56,11 +79,23 @@ def tokens(tmp_path):
 
 
 @pytest.fixture
-async def endpoint(tmp_path, tokens):
+async def scheduler():
+    return Scheduler()
+
+
+@pytest.fixture
+def servicer():
+    return Yard()
+
+
+@pytest.fixture
+async def endpoint(monkeypatch, tmp_path, tokens, scheduler, servicer):
+    monkeypatch.setattr(servers, "_LARGE_OF_ATTEMPT", 1)
     limiter = CallLimiter({"attempt": Rate(per_s=1e-6, burst=3)})
     server = servers.build(Authenticator(bearer_token(tmp_path), tokens), CollectorRegistry(), limiter=limiter)
-    yard_pb2_grpc.add_YardServiceServicer_to_server(Yard(), server)
-    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(Scheduler(), server)
+    yard_pb2_grpc.add_YardServiceServicer_to_server(servicer, server)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, server)
+    Health(["yard"], CollectorRegistry()).register(server)
     port = servers.listen(server, "127.0.0.1", 0)
     await server.start()
     yield f"127.0.0.1:{port}"
@@ -190,7 +225,7 @@ async def test_a_token_that_was_good_is_refused_once_it_has_expired(endpoint, to
     assert common_pb2.ErrorInfo.FromString(dict(error.trailing_metadata())[ERROR_KEY]).reason == "TokenExpired"
 
 
-async def test_a_stream_takes_no_message_after_its_token_has_expired(endpoint, tokens, monkeypatch):
+async def test_a_stream_takes_no_message_after_its_token_has_expired(endpoint, tokens, servicer, monkeypatch):
     token, _ = tokens.mint("default", "job", "a", 1, ttl_s=30)
     stream = yard(endpoint, token).Attach()
     await stream.write(yard_pb2.AttachRequest(workspace="default"))
@@ -199,6 +234,7 @@ async def test_a_stream_takes_no_message_after_its_token_has_expired(endpoint, t
     await stream.write(yard_pb2.AttachRequest(workspace="default"))
     error = await status_of(stream.read())
     assert error.code() == grpc.StatusCode.UNAUTHENTICATED
+    assert servicer.attached == 1
 
 
 async def test_an_error_that_quotes_too_much_is_shortened(endpoint, tmp_path):
@@ -306,6 +342,86 @@ async def test_a_message_within_a_stream_is_counted_too(endpoint, tmp_path):
     assert reason_of(await status_of(stream.read())) == "TooManyFields"
 
 
+SUBMIT_BATCH = "/trainyard.v1.SchedulerService/SubmitBatch"
+
+
+@pytest.fixture
+def little_memory(monkeypatch):
+    """There is room for one request of 30,000 fields at a time."""
+    monkeypatch.setattr(requests, "_FIELDS_IN_MEMORY", 50_000)
+
+
+async def test_large_requests_wait_until_others_have_left_the_memory(little_memory, endpoint, tmp_path, scheduler):
+    channel = connect(endpoint, bearer_token(tmp_path))
+    scheduler.may_leave.clear()
+    calls = [channel.unary_unary(SUBMIT_BATCH)(b"\x0a\x00" * 30_000) for _ in range(4)]
+    await scheduler.entered.wait()
+    for _ in range(50):  # small ones pass
+        await yard(endpoint, bearer_token(tmp_path)).Info(yard_pb2.InfoRequest())
+    assert scheduler.inside == 1
+    scheduler.may_leave.set()
+    await asyncio.gather(*calls)
+
+
+async def test_a_large_request_that_fails_or_breaks_off_leaves_the_memory(little_memory, endpoint, tmp_path, scheduler):
+    submit = connect(endpoint, bearer_token(tmp_path)).unary_unary(SUBMIT_BATCH)
+    assert reason_of(await status_of(submit(b"\x0a\x00" * 29_999))) == "Unlucky"
+    assert reason_of(await status_of(submit(b"\x0a\x00" * 60_000))) == "TooManyFields"
+    scheduler.entered.clear()
+    scheduler.may_leave.clear()
+    left = submit(b"\x0a\x00" * 30_000)
+    await scheduler.entered.wait()
+    left.cancel()
+    scheduler.may_leave.set()
+    await submit(b"\x0a\x00" * 30_000)
+
+
+@pytest.fixture
+def received(monkeypatch):
+    """The encoded requests that the server has received."""
+    messages, read = [], requests.RequestReader.read
+
+    async def noting(self, raw, share):
+        messages.append(raw)
+        return await read(self, raw, share)
+
+    monkeypatch.setattr(requests.RequestReader, "read", noting)
+    gc.disable()
+    yield messages
+    gc.enable()
+
+
+@pytest.mark.parametrize("method", ["/grpc.health.v1.Health/Check", SUBMIT_BATCH, "/trainyard.v1.YardService/Attach"])
+async def test_a_refused_request_is_freed_with_its_call(received, endpoint, tmp_path, method):
+    channel = connect(endpoint, bearer_token(tmp_path))
+    error = await status_of(channel.stream_unary(method)(iter([b"\x0a\x00" * 60_000])))
+    assert reason_of(error) in ("RequestTooLarge", "TooManyFields")
+    for _ in range(10):  # the server learns that the call has ended
+        await yard(endpoint, bearer_token(tmp_path)).Info(yard_pb2.InfoRequest())
+    (message,) = (raw for raw in received if len(raw) == 120_000)
+    assert sys.getrefcount(message) == 3  # the list's, this function's and the argument's
+
+
+async def test_an_attempt_sends_few_large_requests_at_a_time(monkeypatch, endpoint, tokens):
+    entered, take = asyncio.Event(), servers._Turns.take
+
+    async def noting(self, attempt_id):
+        await take(self, attempt_id)
+        entered.set()
+
+    monkeypatch.setattr(servers._Turns, "take", noting)
+    one, other = (connect(endpoint, tokens.mint("default", "job", name, 1, ttl_s=60)[0]) for name in ("a", "b"))
+    silent = one.stream_unary(SUBMIT_BATCH)()  # its message does not come
+    await asyncio.wait_for(entered.wait(), PATIENCE_S)
+    waits = asyncio.ensure_future(one.unary_unary(SUBMIT_BATCH)(b""))
+    await other.unary_unary(SUBMIT_BATCH)(b"")
+    await scheduler_pb2_grpc.SchedulerServiceStub(one).GetJob(scheduler_pb2.GetJobRequest())
+    await scheduler_pb2_grpc.SchedulerServiceStub(other).GetJob(scheduler_pb2.GetJobRequest())
+    assert not waits.done()
+    silent.cancel()
+    await asyncio.wait_for(waits, PATIENCE_S)
+
+
 async def test_each_method_bounds_the_size_of_its_requests(endpoint, tmp_path):
     stub = scheduler_pb2_grpc.SchedulerServiceStub(connect(endpoint, bearer_token(tmp_path)))
     error = await status_of(stub.GetJob(scheduler_pb2.GetJobRequest(id="x" * 300_000)))
@@ -328,6 +444,15 @@ async def test_a_compressed_request_is_refused_without_a_line_in_the_log(endpoin
         error = await status_of(call(b"\x0a\x00" * 5000, metadata=metadata))
     assert (error.code(), "is disabled" in error.details()) == (grpc.StatusCode.UNIMPLEMENTED, True)
     assert capfd.readouterr().err == ""
+
+
+async def test_calls_that_end_before_they_are_refused_flood_no_log(endpoint, caplog):
+    async with grpc.aio.insecure_channel(endpoint, compression=grpc.Compression.Gzip) as channel:
+        for method in ("/trainyard.v1.SchedulerService/SubmitBatch", "/trainyard.v1.YardService/Attach") * 10:
+            error = await status_of(channel.stream_unary(method)(iter([b"\x0a\x00" * 5000])))
+            assert error.code() in (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNAUTHENTICATED)
+    assert {record.name for record in caplog.records} <= {"servicekit.refusals"}
+    assert len(caplog.records) <= 2
 
 
 async def test_refused_tokens_are_counted_and_flood_no_log(tmp_path, tokens, caplog):

@@ -145,6 +145,9 @@ def test_texts_for_others_lose_the_credentials_of_urls() -> None:
     told = "fetch of 'https://me:pw@example.org/x.git?token=t' and ssh://git@example.org/y failed: is it there?"
     assert redacted(told) == "fetch of 'https://example.org/x.git?' and ssh://example.org/y failed: is it there?"
     assert redacted("no@url?here") == "no@url?here"
+    assert redacted("clone https://me:p/w@x@example.org/x.git: no") == "clone https://example.org/x.git: no"
+    assert redacted("https://example.org:8443/x@y is there") == "https://example.org:8443/x@y is there"
+    assert redacted("me:pw@example.org/x.git") == "example.org/x.git"
 
 
 def test_names_are_names_and_never_patterns(repository: Path) -> None:

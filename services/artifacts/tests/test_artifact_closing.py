@@ -1,6 +1,7 @@
 """An attempt that is over stores nothing more."""
 
 import pytest
+from blake3 import blake3
 from servicekit.errors import reason_of
 from trainyard.artifacts import upload
 from trainyard_protos.v1 import artifacts_pb2 as pb
@@ -32,6 +33,10 @@ async def close(yard, fence=1, job="job-1", **fields):
     await yard.user().CloseAttempt(metrics_pb2.CloseAttemptRequest(job_id=job, fence=fence, **fields))
 
 
+def chunk(data):
+    return pb.Chunk(workspace="default", hash=blake3(data).digest(), data=data)
+
+
 async def latest(yard, name="model"):
     return (await yard.user().GetVersion(pb.GetVersionRequest(reference=name))).version.number
 
@@ -52,6 +57,16 @@ async def test_the_token_of_an_attempt_that_is_over_stores_nothing(yard, tree):
     await store(yard.attempt(fence=2), tree, 3, fence=2)
     versions = (await yard.user().ListVersions(pb.ListVersionsRequest(name="checkpoints-job-1"))).versions
     assert sorted(version.checkpoint.step for version in versions) == [1, 3]
+
+
+async def test_an_upload_that_is_open_stores_nothing_more_once_its_attempt_is_over(yard):
+    stream = yard.attempt().PutChunks()
+    await stream.write(chunk(b"before"))
+    await close(yard)
+    await stream.write(chunk(b"after"))
+    await stream.done_writing()
+    await ended(stream)
+    assert not yard.stored()
 
 
 async def test_an_attempt_of_which_nothing_was_heard_is_closed_too(yard, tree):

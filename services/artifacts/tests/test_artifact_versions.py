@@ -406,6 +406,14 @@ async def test_a_version_claims_no_more_than_a_bound_however_little_was_sent(yar
     assert (reason_of(error), "549,760,008,192 bytes" in error.details()) == ("TooLarge", True)
 
 
+async def test_files_of_a_version_are_counted_before_anything_is_worked_out_from_them(yard):
+    """Their sizes, for instance, which would be too large as well."""
+    files = [pb.File(path="", size=2**60)] * 100_001
+    commit = pb.CommitRequest(name="many", kind="data", manifest=pb.Manifest(files=files))
+    error = await refused(yard.user().Commit(commit))
+    assert (reason_of(error), "100,001 files" in error.details()) == ("BadManifest", True)
+
+
 async def test_the_names_of_jobs_are_bounded(yard):
     request = pb.CommitRequest(name="a", kind="data", producer=pb.Producer(job_id="x" * 129))
     assert reason_of(await refused(yard.user().Commit(request))) == "BadProducer"

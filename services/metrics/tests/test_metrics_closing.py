@@ -37,6 +37,21 @@ async def test_a_stream_that_is_open_takes_nothing_more_once_its_attempt_is_over
     assert list((await series(ingestor.user()))["loss", 0].value) == [1.0]
 
 
+async def test_the_end_of_an_attempt_closes_the_open_streams_of_earlier_ones_too(ingestor):
+    streams = []
+    for number in (1, 2, 3):
+        await open_run(ingestor.attempt(number, fence=number), number, fence=number)
+        streams.append(ingestor.attempt(number, fence=number).Append())
+        await streams[-1].write(points([1.0], run=number))
+        assert (await streams[-1].read()).next_seq == 1
+    await close(ingestor, 2, fence=2)
+    for number in (1, 2):
+        await streams[number - 1].write(points([2.0], first=1, run=number))
+        assert reason_of(await refused(streams[number - 1].read())) == "AttemptEnded"
+    await streams[2].write(points([2.0], first=1, run=3))
+    assert (await streams[2].read()).next_seq == 2
+
+
 async def test_a_later_attempt_goes_on(ingestor):
     await open_run(ingestor.attempt(1))
     await close(ingestor)

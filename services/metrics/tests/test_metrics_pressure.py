@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from servicekit.budget import Budget
 from servicekit.errors import reason_of
-from trainyard_metrics.budget import Budget
 from trainyard_metrics.domain.schedule import Schedule
 from trainyard_metrics.settings import Settings
 

@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 def host_of(peer: str) -> str:
     """A peer without its port, for instance "ipv4:10.0.0.1": each connection has another port."""
-    return peer.rpartition(":")[0] or peer
+    return peer.rpartition(":")[0] or peer or "unknown"  # gRPC forgets the peer of a call that has ended
 
 
 def address_of(peer: str) -> str:

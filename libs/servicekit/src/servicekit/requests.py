@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.message import DecodeError
 
+from servicekit.budget import Budget
 from servicekit.errors import InvalidArgument
 from servicekit.wire import Malformed, has_more_fields, shape_of
 
 _KIB, _MIB = 1024, 1024 * 1024
 _FIELDS_AT_ONCE = 20_000  # counted or parsed in a few milliseconds; more of them must not hold up other calls
+_FIELDS_IN_MEMORY = 2_000_000  # of large requests, over all calls: about 240 MB when each field is an empty message
+_LARGE_BYTES = 1 * _MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,45 @@ REQUEST_LIMITS: Mapping[str, RequestLimit] = MappingProxyType(
 """By full name of the method."""
 
 
+def is_large(method: str) -> bool:
+    """Whether requests of a method may be so large that the memory of several at a time counts."""
+    return REQUEST_LIMITS.get(method, DEFAULT_LIMIT).size > _LARGE_BYTES
+
+
+class Memory:
+    """How many fields the large requests of all calls may have together while they are parsed and handled."""
+
+    def __init__(self) -> None:
+        self._budget = Budget(_FIELDS_IN_MEMORY)
+
+    def share(self) -> Share:
+        """What one call takes of it."""
+        return Share(self._budget)
+
+
+class Share:
+    """The fields of the large request that one call has in memory.
+
+    Args:
+        budget: over all calls.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._taken = 0
+
+    async def take(self, fields: int) -> None:
+        """Waits until there is room for a request with this number of fields, and takes it."""
+        await self._budget.take(fields)
+        self._taken += fields
+
+    def give_back(self) -> None:
+        """Gives back what the call has taken: its request is not used any more."""
+        if self._taken:
+            self._budget.give_back(self._taken)
+            self._taken = 0
+
+
 class RequestReader:
     """Parses the requests of one method, once they are within its limit.
 
@@ -79,8 +121,8 @@ class RequestReader:
         self._limit = REQUEST_LIMITS.get(method, DEFAULT_LIMIT)
         self._shape = shape_of(parse.__self__.DESCRIPTOR)  # type: ignore[attr-defined]  # a class method of a message
 
-    async def read(self, raw: bytes) -> Any:
-        """The request.
+    async def read(self, raw: bytes, share: Share) -> Any:
+        """The request. When it is large, it waits until `share` has room for it.
 
         Raises:
             InvalidArgument: RequestTooLarge, TooManyFields, or MalformedRequest.
@@ -95,6 +137,7 @@ class RequestReader:
             if not has_more_fields(raw, self._shape, min(_FIELDS_AT_ONCE, self._limit.fields)):
                 return self._parse(raw)
             if self._limit.fields > _FIELDS_AT_ONCE:
+                await share.take(min(len(raw) // 2, self._limit.fields))  # the most that the message can have
                 return await asyncio.to_thread(self._read_many, raw)
         except (Malformed, DecodeError) as error:
             raise InvalidArgument(
@@ -124,17 +167,39 @@ class ParsedRequests:
         raw: the encoded messages.
         reader: parses them.
         check: raises when the caller may send no more.
+        share: of the memory, for one message: what asks for the next one has finished with the one before.
     """
 
-    def __init__(self, raw: AsyncIterable[bytes], reader: RequestReader, check: Callable[[], None]) -> None:
-        self._raw = aiter(raw)
+    def __init__(
+        self, raw: AsyncIterable[bytes], reader: RequestReader, check: Callable[[], None], share: Share
+    ) -> None:
+        self._raw = cast("AsyncGenerator[bytes, None]", aiter(raw))  # gRPC gives a generator
         self._reader = reader
         self._check = check
+        self._share = share
 
     def __aiter__(self) -> ParsedRequests:
         return self
 
     async def __anext__(self) -> Any:
+        self._share.give_back()
         raw = await anext(self._raw)
         self._check()
-        return await self._reader.read(raw)
+        try:
+            return await self._reader.read(raw, self._share)
+        except InvalidArgument as error:
+            del raw
+            await self._raw.aclose()
+            raise error.with_traceback(None) from None
+
+    async def only(self) -> Any:
+        """The only message. What gRPC received for it is freed when this returns, also when it is refused.
+
+        Raises:
+            InvalidArgument: see `RequestReader.read`.
+            StopAsyncIteration: the stream ended without a message.
+        """
+        try:
+            return await anext(self)
+        finally:
+            await self._raw.aclose()

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakValueDictionary
 
 import grpc
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -18,13 +19,13 @@ from trainyard.channel import OPTIONS, is_loopback
 from trainyard.endpoints import join_host_port
 
 from servicekit import descriptors
-from servicekit.auth import Authenticator, current_principal, set_principal
+from servicekit.auth import Authenticator, Principal, current_principal, set_principal
 from servicekit.certificates import Tls as Tls
 from servicekit.certificates import grpc_credentials
 from servicekit.errors import DeadlineExceeded, Internal, PermissionDenied, ServiceError, Unauthenticated, Unavailable
 from servicekit.limits import CallLimiter, OpenStream, StreamLimiter
 from servicekit.refusals import Refusals
-from servicekit.requests import ParsedRequests, RequestReader
+from servicekit.requests import Memory, ParsedRequests, RequestReader, Share, is_large
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +39,11 @@ _CONNECTION_IDLE_MS = 600_000  # without a call; clients connect again when they
 _MAX_STREAMS = 4096  # of one connection; further calls of its client wait
 _STALLED_S = 600.0
 """A client that does not take the next message of a stream for this long has left it."""
-_INTRODUCTIONS_AT_ONCE = 16  # requests of one method that are being received
+# Requests of one method that are received at a time. gRPC receives 16 MiB, and copies them once, before their size can
+# be looked at: this bounds what callers without a token can make a service hold.
+_INTRODUCTIONS_AT_ONCE = 4
 _INTRODUCTION_TIMEOUT_S = 10.0
+_LARGE_OF_ATTEMPT = 8  # large requests of one attempt that are received or handled at a time; its others wait
 _TOKEN_REFUSED = frozenset({"JoinRefused", "DeliveryOnly"})  # reasons of PERMISSION_DENIED that are about the token
 # An agent that was cut off for longer than its token lives gets its next one here.
 _RENEWALS = frozenset({"/trainyard.v1.AgentService/Session"})
@@ -80,6 +84,8 @@ class _Guard(grpc.aio.ServerInterceptor):
         self._stalled_s = stalled_s
         self._cutting: set[asyncio.Task[None]] = set()
         self._refusals = refusals
+        self._memory = Memory()
+        self._turns = _Turns(_LARGE_OF_ATTEMPT)
         self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
@@ -92,12 +98,14 @@ class _Guard(grpc.aio.ServerInterceptor):
             wrapped = self._wrapped[method] = self._wrap(method, handler)
         if method not in _INTRODUCTIONS:
             try:
-                self._admit(method, details)
+                principal = self._admit(method, details)
             except ServiceError as error:
                 return self._refuse(method, error)
+            if principal.kind != "user" and not wrapped.request_streaming and is_large(method):
+                await self._turns.take(principal.attempt_id)  # the message is received after this
         return wrapped
 
-    def _admit(self, method: str, details: grpc.HandlerCallDetails) -> None:
+    def _admit(self, method: str, details: grpc.HandlerCallDetails) -> Principal:
         header = ""
         for key, value in details.invocation_metadata or ():
             if key == "authorization":
@@ -111,11 +119,14 @@ class _Guard(grpc.aio.ServerInterceptor):
             )
         self._limiter.admit(principal, _service_of(method))
         set_principal(principal)  # the handler runs in the same task
+        return principal
 
     def _refuse(self, method: str, error: ServiceError) -> grpc.RpcMethodHandler[Any, Any]:
         # Of streams gRPC receives what the method asks for: this one asks for nothing, whatever kind the client calls.
         async def refuse(_: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await self._fail(method, error, context)
+            failed = self._fail(method, error, context)
+            del context  # see `_fail`
+            await failed
 
         return grpc.stream_stream_rpc_method_handler(refuse)
 
@@ -145,13 +156,19 @@ class _Guard(grpc.aio.ServerInterceptor):
         @functools.wraps(behaviour)
         async def call(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
             started = time.perf_counter()
+            share = self._memory.share()
             try:
-                request, _ = await requests.of(raw)
-                del raw
+                request, _ = await requests.of(raw, share)
+                raw = None
                 response = await behaviour(request, context)
             except Exception as error:
-                await self._fail(method, error, context)
+                failed = self._fail(method, error, context)
+                raw = request = None  # see `_fail`
+                del context
+                await failed
                 raise AssertionError("abort raises") from error
+            finally:
+                share.give_back()
             seconds.observe(time.perf_counter() - started)
             done.inc()
             return response
@@ -165,9 +182,12 @@ class _Guard(grpc.aio.ServerInterceptor):
 
         @functools.wraps(behaviour)
         async def call(raw: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+            share = self._memory.share()
             try:
-                request, check = await requests.of(raw)
-                del raw
+                request, check = await requests.of(raw, share)
+                raw = None
+                if not requests.takes_stream:
+                    share.give_back()  # answers may take as long as their reader likes
                 responses = behaviour(request, context)
                 if inspect.isawaitable(responses):  # a servicer that writes through the context
                     await responses
@@ -181,7 +201,12 @@ class _Guard(grpc.aio.ServerInterceptor):
                     finally:
                         stream.close()
             except Exception as error:
-                await self._fail(method, error, context)
+                failed = self._fail(method, error, context)
+                raw = request = responses = None  # see `_fail`
+                del context
+                await failed
+            finally:
+                share.give_back()
             done.inc()
 
         return call
@@ -226,6 +251,12 @@ class _Guard(grpc.aio.ServerInterceptor):
             stream.close()
 
     async def _fail(self, method: str, error: Exception, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Ends a call with the status of an error.
+
+        The state of a call keeps the error that this raises, with its frames. Neither they nor the frames of `error`
+        may keep the state of the call: it has the last message that was received, of up to 16 MiB, and as a cycle it
+        would stay until the garbage is collected.
+        """
         if isinstance(error, grpc.aio.AbortError):
             raise error
         if not isinstance(error, ServiceError):
@@ -236,9 +267,12 @@ class _Guard(grpc.aio.ServerInterceptor):
                 hint="this is a defect: the yard's log has the details",
             )
         self._calls.handled.labels(method, error.code.name).inc()
+        error.__traceback__ = error.__context__ = error.__cause__ = None
         if isinstance(error, Unauthenticated) or error.reason in _TOKEN_REFUSED:
             self._refusals.add(context.peer(), method, error.reason)
-        await context.abort(error.code, error.message, trailing_metadata=error.trailing_metadata())
+        aborted = context.abort(error.code, error.message, trailing_metadata=error.trailing_metadata())
+        del context
+        await aborted
 
 
 def _never_expires() -> None:
@@ -253,10 +287,35 @@ class _Requests:
     takes_stream: bool
     never_expires: bool
 
-    async def of(self, raw: Any) -> tuple[Any, Callable[[], None]]:
+    async def of(self, raw: Any, share: Share) -> tuple[Any, Callable[[], None]]:
         """The request; and what refuses the next message once the token has expired."""
         check = _never_expires if self.never_expires else current_principal().check
-        return (ParsedRequests(raw, self.reader, check) if self.takes_stream else await self.reader.read(raw)), check
+        if self.takes_stream:
+            return ParsedRequests(raw, self.reader, check, share), check
+        return await self.reader.read(raw, share), check
+
+
+class _Turns:
+    """Lets only so many tasks of each attempt run at a time; a task keeps its turn until it ends.
+
+    Args:
+        at_once: number of tasks of one attempt.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._of_attempt: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def take(self, attempt_id: str) -> None:
+        """Waits for a turn of the task that runs now, which is that of one call."""
+        turns = self._of_attempt.get(attempt_id)
+        if turns is None:
+            turns = self._of_attempt[attempt_id] = asyncio.Semaphore(self._at_once)
+        await turns.acquire()
+        task = asyncio.current_task()
+        assert task is not None
+        # Not when the handler returns: it never runs when the call breaks off before its message is whole.
+        task.add_done_callback(lambda _: turns.release())
 
 
 def _introduced(behaviour: Callable[..., Any]) -> Callable[..., Any]:
@@ -264,10 +323,10 @@ def _introduced(behaviour: Callable[..., Any]) -> Callable[..., Any]:
     receiving = asyncio.Semaphore(_INTRODUCTIONS_AT_ONCE)
 
     @functools.wraps(behaviour)
-    async def call(requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    async def call(requests: ParsedRequests, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
         try:
             async with asyncio.timeout(_INTRODUCTION_TIMEOUT_S), receiving:
-                request = await anext(requests)
+                request = await requests.only()
         except (TimeoutError, StopAsyncIteration):
             raise DeadlineExceeded(
                 f"no request was received within {_INTRODUCTION_TIMEOUT_S:g} s",
@@ -318,7 +377,16 @@ def build(
         refusals or Refusals(registry),
         stalled_s,
     )
+    logging.getLogger("grpc._cython.cygrpc").addFilter(_of_a_living_call)
     return grpc.aio.server(interceptors=[*before, guard], options=options)
+
+
+def _of_a_living_call(record: logging.LogRecord) -> bool:
+    """Drops the lines, with a traceback each, that gRPC writes when a call ended before its answer was sent.
+
+    Whoever reaches the port can cause them in any number, without a token: by a compressed message, or by leaving.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], grpc.aio.InternalError))
 
 
 def require_tls_beyond_loopback(host: str, port: int, tls: Tls | None) -> None:

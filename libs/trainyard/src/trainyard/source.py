@@ -28,7 +28,11 @@ _LABEL_LENGTH = 240
 _NAMES = 100
 _ARGUMENT_BYTES = 96 * 1024
 _DIFF = ("diff", "--no-ext-diff", "--no-textconv", "--no-renames", "--ignore-submodules=dirty", "--no-relative")
-_SECRETS_IN_URLS = re.compile(r"""(?<=://)[^/@\s"']+@|(?<=[?])[^\s"']+""")
+_SECRETS_IN_URLS = re.compile(
+    r"""(?<=://)[^/\[\s"']*:[0-9]*[^0-9/\s"'][^\s"']*@"""  # also with '/' and '@' in the password
+    r"""|(?<=://)[^/\s"']+@|(?<=[?])[^\s"']+"""
+)
+_SECRETS_WITHOUT_SCHEME = re.compile(r"[^/@:\s]+:[^/@:\s]+@(?=\S*$)")
 _SCP = re.compile(r"(?:[^/@:]+@)?[^/@:]+:(?!//)")
 
 
@@ -116,7 +120,9 @@ def without_credentials(url: str) -> str:
 
 def redacted(text: str) -> str:
     """A text for others to read, without users, passwords and queries of the URLs in it."""
-    return _SECRETS_IN_URLS.sub("", text) if "://" in text else text
+    if "://" not in text:
+        return text[match.end() :] if (match := _SECRETS_WITHOUT_SCHEME.match(text)) else text
+    return _SECRETS_IN_URLS.sub("", text)
 
 
 def _open(folder: Path, give_up: float) -> tuple[Git, Path]:

@@ -431,6 +431,9 @@ def test_an_error_reads_as_a_list_of_problems() -> None:
         "HTTPS://me:s3cret@example.org/x.git",
         "https://example.org/x.git?private_token=s3cret",
         "ssh://git:s3cret@example.org/x.git",
+        "https://me:wrong/s3cret@example.org/x.git",
+        "https://me:w@s3cret@example.org/x.git",
+        "me:s3cret@example.org/x.git",
     ],
 )
 def test_a_repository_with_credentials_is_refused_without_repeating_them(url: str) -> None:
@@ -449,6 +452,8 @@ def test_a_repository_with_credentials_is_refused_without_repeating_them(url: st
         "ssh://git@example.org:22/x.git",
         "git@example.org:x.git",
         "file:///x/y@z:1@2",
+        "ssh://git@[2001:db8::1]:22/x@y.git",
+        "example.org:x/y@z.git",
     ],
 )
 def test_a_repository_without_credentials_is_taken(url: str) -> None:

@@ -31,6 +31,7 @@ class _Tree:
 
     encoded: bytes
     digest: bytes
+    size: int  # bytes of all files
     sizes: dict[bytes, int]  # by chunk
 
 
@@ -54,6 +55,7 @@ class Commits:
         """
         self._check_fields(request)
         tree = await asyncio.to_thread(_read_tree, request.manifest)
+        self._check_total(tree)
         await self._check_sizes(request, tree)
         return await self.store.write(functools.partial(self._commit, request=request, tree=tree, recorder=recorder))
 
@@ -75,15 +77,16 @@ class Commits:
             )
         self._check_fields(request.commit)
         tree = await asyncio.to_thread(_read_tree, request.commit.manifest)
+        self._check_total(tree)
         await self._check_sizes(request.commit, tree)
         commit = functools.partial(self._commit_part, request=request, tree=tree, recorder=recorder)
         return await self.store.write(commit)
 
-    def _check_total(self, request: pb.CommitRequest) -> None:
-        size, limit = manifest.total_size(request.manifest), self.settings.max_version_bytes
-        if size > limit:
+    def _check_total(self, tree: _Tree) -> None:
+        limit = self.settings.max_version_bytes
+        if tree.size > limit:
             raise InvalidArgument(
-                f"a version of {size:,} bytes",
+                f"a version of {tree.size:,} bytes",
                 reason="TooLarge",
                 hint=f"at most {limit:,} are taken (TRAINYARD_ARTIFACTS_MAX_VERSION_BYTES); store it as several",
             )
@@ -128,8 +131,9 @@ class Commits:
         if len(found) < request.parts:
             return None
         whole = parts.join([pb.CommitRequest.FromString(row.request) for row in found])
-        self._check_total(whole)
-        version = self._commit(session, whole, _encode(whole.manifest), recorder)
+        tree = _encode(whole.manifest)
+        self._check_total(tree)
+        version = self._commit(session, whole, tree, recorder)
         for row in found:
             drop_part(session, row)
         return version
@@ -137,8 +141,6 @@ class Commits:
     def _check_fields(self, request: pb.CommitRequest) -> None:
         names.check_name(request.name)
         names.check_kind(request.kind)
-        for alias in request.aliases:
-            names.check_alias(alias)
         if request.HasField("checkpoint") != (request.kind == "checkpoint"):
             raise InvalidArgument(
                 f"kind '{request.kind}' and the checkpoint's facts do not belong together",
@@ -146,8 +148,6 @@ class Commits:
                 hint="versions of kind 'checkpoint', and only they, have a step and a cut",
             )
         _check_rule(request.checkpoint)
-        self._check_total(request)
-        texts = [*(k + v for k, v in request.labels.items()), *request.metrics]
         bounds = {
             "bytes of checkpoint facts": (request.checkpoint.ByteSize(), self.settings.max_checkpoint_bytes),
             "labels": (len(request.labels), self.settings.max_labels),
@@ -155,11 +155,13 @@ class Commits:
             "aliases": (len(request.aliases), _MAX_ALIASES),
             "metrics": (len(request.metrics), self.settings.max_metrics),
             "characters of idempotency key": (len(request.idempotency_key), _MAX_KEY),
-            "characters in a label or metric": (max(map(len, texts), default=0), _MAX_LABEL),
         }
         for what, (value, limit) in bounds.items():
-            if value > limit:
-                raise InvalidArgument(f"{value} {what}", reason="TooLarge", hint=f"at most {limit} are allowed")
+            _check_bound(what, value, limit)
+        texts = [*(k + v for k, v in request.labels.items()), *request.metrics]
+        _check_bound("characters in a label or metric", max(map(len, texts), default=0), _MAX_LABEL)
+        for alias in request.aliases:
+            names.check_alias(alias)
 
 
 def drop_part(session: Session, row: PartRow) -> None:
@@ -171,6 +173,11 @@ def drop_part(session: Session, row: PartRow) -> None:
             col(PartRow.workspace) == row.workspace, col(PartRow.key) == row.key, col(PartRow.part) == row.part
         )
     )
+
+
+def _check_bound(what: str, value: int, limit: int) -> None:
+    if value > limit:
+        raise InvalidArgument(f"{value} {what}", reason="TooLarge", hint=f"at most {limit} are allowed")
 
 
 def _check_rule(facts: pb.CheckpointInfo) -> None:
@@ -198,7 +205,7 @@ def _encode(tree: pb.Manifest) -> _Tree:
                 reason="BadManifest",
                 hint="describe the files again",
             )
-    return _Tree(encoded, manifest.digest(encoded), sizes)
+    return _Tree(encoded, manifest.digest(encoded), manifest.total_size(tree), sizes)
 
 
 def _use(session: Session, request: pb.CommitRequest, hashes: Collection[bytes]) -> None:

@@ -7,7 +7,8 @@ makes its sender wait.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
 from servicekit.auth import require_workspace
@@ -39,8 +40,13 @@ class Receiver:
             max(2, settings.receive_bytes // (settings.put_batch_bytes + MAX_MESSAGE_BYTES))
         )
 
-    async def receive(self, messages: AsyncIterator[pb.Chunk]) -> pb.PutChunksResponse:
+    async def receive(
+        self, messages: AsyncIterator[pb.Chunk], check: Callable[[], Awaitable[None]]
+    ) -> pb.PutChunksResponse:
         """Keeps a stream of chunks, each checked against its hash; they are durable when this returns.
+
+        Args:
+            check: raises when the caller may store no more; asked for each batch.
 
         Raises:
             InvalidArgument: HashMismatch, BadChunk; batches before the bad one are kept.
@@ -57,6 +63,7 @@ class Receiver:
                 batch = _Batch()
                 try:
                     message = await self._fill(batch, message, stream)
+                    await check()
                     if writing is not None:
                         await writing
                 except BaseException:
@@ -119,14 +126,16 @@ class Receiver:
 
 
 def _chunks(message: pb.Chunk) -> list[Chunk]:
-    chunks = [(chunk.hash, chunk.data) for chunk in (message, *message.more)]
-    for hash, data in chunks:
+    chunks: list[Chunk] = []
+    for chunk in itertools.chain((message,), message.more):
+        hash, data = chunk.hash, chunk.data
         if len(hash) != manifest.HASH_BYTES or not 0 < len(data) <= manifest.MAX_CHUNK_BYTES:
             raise InvalidArgument(
                 f"a chunk of {len(data)} bytes with a hash of {len(hash)} bytes",
                 reason="BadChunk",
                 hint=f"chunks hold 1 to {manifest.MAX_CHUNK_BYTES} bytes and are named by {manifest.HASH_BYTES} bytes",
             )
+        chunks.append((hash, data))
     if sum(len(data) for _, data in chunks) > MAX_MESSAGE_BYTES or any(chunk.more for chunk in message.more):
         raise InvalidArgument(
             "a message with too much in it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -70,8 +71,9 @@ class ArtifactServicer(ArtifactServiceServicer):
         return pb.FindMissingResponse(hashes=await self._chunks.missing(workspace, hashes))
 
     async def PutChunks(self, request_iterator: AsyncIterator[pb.Chunk], context: Context) -> pb.PutChunksResponse:
-        await self._fences.observe(current_principal())
-        return await self._receiver.receive(request_iterator)
+        admitted = partial(self._fences.observe, current_principal())  # also while the stream is open
+        await admitted()
+        return await self._receiver.receive(request_iterator, admitted)
 
     async def GetChunks(self, request: pb.GetChunksRequest, context: Context) -> AsyncIterator[pb.Chunk]:
         workspace = await self._enter(request.workspace)

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from servicekit.budget import Budget
 from servicekit.errors import InvalidArgument
 from trainyard_protos.v1 import metrics_pb2 as pb
 
-from trainyard_metrics.budget import Budget
 from trainyard_metrics.closing import Admission
 from trainyard_metrics.runlog import RunLog
 from trainyard_metrics.runlogs import RunLogs

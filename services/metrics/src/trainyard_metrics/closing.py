@@ -77,12 +77,17 @@ class Closings:
         """
         _check(request)
         await self._store.write(lambda session: _close(session, request))
+        self._close_streams(request.workspace, request.job_id, request.fence)
         for admission in list(self._admissions):
-            if admission.run_id != request.attempt_id:
-                continue
-            admission.closed = admission.principal.kind == "attempt"
-            if admission.principal.kind == "delivery":
+            if admission.run_id == request.attempt_id and admission.principal.kind == "delivery":
                 admission.writers = frozenset(request.undelivered_writers)
+
+    def _close_streams(self, workspace: str, job_id: str, fence: int) -> None:
+        """Closes the open streams of a job's attempts up to this one."""
+        for admission in list(self._admissions):
+            of = admission.principal
+            if of.kind == "attempt" and (of.workspace, of.job_id) == (workspace, job_id) and of.fence <= fence:
+                admission.closed = True
 
 
 def close_job(session: Session, workspace: str, job_id: str) -> bool:

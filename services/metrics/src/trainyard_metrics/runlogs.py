@@ -12,10 +12,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from servicekit.budget import Budget
 from servicekit.errors import DataLoss, NotFound, ServiceError, Unavailable
 from trainyard_protos.v1.metrics_pb2 import AppendRequest
 
-from trainyard_metrics.budget import Budget
 from trainyard_metrics.compacting import Compactions
 from trainyard_metrics.counters import Counters
 from trainyard_metrics.runlog import OnStored, RunLog

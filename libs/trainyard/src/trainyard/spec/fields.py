@@ -45,7 +45,11 @@ EnvName = Annotated[str, _text(ENV_NAME, ENV_WORDS, 255)]
 """A variable that someone else sets; `Variable` is one of the user's."""
 Undashed = Annotated[str, _text(r"^[^-\s]\S*$", "a text without spaces that does not begin with '-'", 2048)]
 """What is handed to a program as an argument and must not be taken for an option."""
-CREDENTIALS_IN_URL = r"://[^/]*:[^/]*@|[Hh][Tt][Tt][Pp][Ss]?://([^/]*@|[^?]*[?])"
+CREDENTIALS_IN_URL = (
+    r"://[^/]*:[^/]*@|[Hh][Tt][Tt][Pp][Ss]?://([^/]*@|[^?]*[?])"
+    r"|://[^/\[]*:[0-9]*[^0-9/][^@]*@"  # a password with a slash: what follows the colon is no port
+    r"|^[^/@:]+:[^/@:]+@"  # a password where the scheme was forgotten
+)
 """In the URL of a repository: a password, or over HTTP any user or query. The user of ssh is no secret."""
 CREDENTIALS_WORDS = (
     "the URL without user, password and query; give git what it asks for with spec.secrets, for instance as "

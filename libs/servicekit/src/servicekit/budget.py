@@ -1,4 +1,4 @@
-"""A bound on the bytes that wait."""
+"""A bound on what is in memory at a time: bytes that wait, fields of requests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 
 class Budget:
-    """Bytes that may be taken at a time, first come, first served. Belongs to the event loop.
+    """Units, such as bytes, that may be taken at a time, first come, first served. Belongs to the event loop.
 
-    Something larger than the limit is let through alone: sizes of batches have a limit of their own.
+    Something larger than the limit is let through alone: messages have limits of their own.
 
     Args:
-        on_change: called with the bytes that are taken, whenever they change.
+        limit: number of units.
+        on_change: called with the number of units that are taken, whenever it changes.
     """
 
     def __init__(self, limit: int, on_change: Callable[[int], None] = lambda taken: None) -> None:
@@ -37,7 +38,7 @@ class Budget:
             raise
 
     def give_back(self, size: int) -> None:
-        """Lets go of bytes that were taken."""
+        """Gives back units that were taken."""
         self._change(-size)
         while self._queue:
             waiting, turn = self._queue[0]
