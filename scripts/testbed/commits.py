@@ -9,7 +9,7 @@ from contextlib import suppress
 import sqlalchemy
 
 _BLOCK = 64 * 1024
-_COMMIT = b"COMMIT"
+_COMMIT = b"COMMIT\0"  # the statement: BEGIN may say READ COMMITTED
 
 
 class CommitRelay:
