@@ -97,6 +97,25 @@ def test_an_upgrade_parts_the_spec_of_a_job_from_the_params_of_its_script(engine
     assert indexed["spec"] == {("job", "nodes", "2", 2.0), ("job", "labels.team", "b", None)}
 
 
+def test_an_upgrade_numbers_the_jobs_of_each_name(engine):
+    migrations, _ = SERVICES["scheduler"]
+    upgrade(engine, migrations, to="0005")
+    columns = sqlalchemy.inspect(engine).get_columns("jobs")
+    texts = {column["name"] for column in columns if isinstance(column["type"], sqlalchemy.String)}
+    empty = {column["name"]: "" if column["name"] in texts else 0 for column in columns} | {"exit": b""}
+    names = {"id-1": "digits", "id-2": "words", "id-3": "digits"}
+    with engine.begin() as connection:
+        jobs = sqlalchemy.Table("jobs", sqlalchemy.MetaData(), autoload_with=connection)
+        for job_id, name in names.items():
+            row = {"id": job_id, "name": name, "workspace": "default", "idempotency_key": job_id}
+            connection.execute(jobs.insert(), empty | row)
+    upgrade(engine, migrations)
+    with engine.connect() as connection:
+        numbers = connection.execute(sqlalchemy.text("SELECT id, number FROM jobs ORDER BY id")).all()
+        newest = connection.execute(sqlalchemy.text("SELECT name, newest FROM job_numbers ORDER BY name")).all()
+    assert (numbers, newest) == ([("id-1", 1), ("id-2", 1), ("id-3", 2)], [("digits", 2), ("words", 1)])
+
+
 def _differences(context, tables):
     """What Alembic would change, of the tables that this service has."""
     ours = [

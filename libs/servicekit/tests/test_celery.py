@@ -3,7 +3,8 @@ import threading
 
 import pytest
 from celery.exceptions import WorkerShutdown
-from servicekit.celery import Worker, celery_app, register, start_queue, stop_queue
+from servicekit.celery import Worker, celery_app, register
+from servicekit.messages import start_queue, stop_queue
 
 from scripts.testbed.patience import PATIENCE_S
 

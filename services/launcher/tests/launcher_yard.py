@@ -18,9 +18,10 @@ from celery import Celery
 from prometheus_client import CollectorRegistry
 from servicekit import server as servers
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
-from servicekit.celery import FORGET, LAUNCH, STOP, celery_app, start_queue, stop_queue
+from servicekit.celery import celery_app
 from servicekit.errors import InvalidArgument, Unavailable
 from servicekit.ids import new_id
+from servicekit.messages import FORGET, LAUNCH, STOP, start_queue, stop_queue
 from trainyard.channel import connect
 from trainyard.spec import Metadata, Resources, Secret, SecretSource, Spec, TrainingJob
 from trainyard_launcher.app import Launcher

@@ -167,6 +167,21 @@ async def test_a_job_is_forgotten_after_its_ttl_and_its_launcher_is_told(yard: Y
     assert (await yard.job(kept.id)).state == s.JOB_STATE_SUCCEEDED
 
 
+async def test_a_number_is_not_given_again_while_other_jobs_of_the_name_are_there(yard: Yard, clock: Clock) -> None:
+    await yard.submit()
+    removed = await yard.ended((await yard.submit(document(ttl="30m"))).id, COMPLETED)
+    yard.move(clock, 1800)
+    await yard.forgotten(removed.id)
+    assert (removed.number, (await yard.submit()).number) == (2, 3)
+
+
+async def test_the_numbers_of_a_name_begin_at_1_when_all_its_jobs_were_removed(yard: Yard, clock: Clock) -> None:
+    removed = await yard.ended((await yard.submit(document(ttl="30m"))).id, COMPLETED)
+    yard.move(clock, 1800)
+    await yard.forgotten(removed.id)
+    assert (await yard.submit()).number == 1
+
+
 async def test_the_ttl_of_a_job_retried_by_a_user_starts_anew(yard: Yard, clock: Clock) -> None:
     job = await yard.ended((await yard.submit(document(ttl="30m"))).id, exit_of())
     await yard.users.RetryJob(s.RetryJobRequest(id=job.id))

@@ -85,18 +85,47 @@ async def test_event_numbers_beyond_any_are_refused(yard: Yard) -> None:
     assert reason_of(error) == "ValueOutOfRange"
 
 
-async def test_a_job_is_found_by_id_prefix_name_and_last(yard: Yard) -> None:
+async def test_a_job_is_found_by_id_prefix_name_number_and_age(yard: Yard) -> None:
     first, second = await yard.submit(document("alpha")), await yard.submit(document("beta"))
     unique = next(second.id[:n] for n in range(1, 36) if not first.id.startswith(second.id[:n]))
-    for handle in (second.id, unique, "beta", "@last"):
-        assert (await yard.job(handle)).id == second.id
+    for reference in (second.id, unique, "beta", "beta#1", "@last", "@-1"):
+        assert (await yard.job(reference)).id == second.id
+    assert (await yard.job("@-2")).id == first.id
 
 
-async def test_a_name_of_several_jobs_is_refused_with_their_ids(yard: Yard) -> None:
-    jobs = [await yard.submit(document("twin")) for _ in range(2)]
-    error = await refused(yard.users.GetJob(s.GetJobRequest(id="twin")))
+async def test_a_name_selects_its_newest_job_and_a_number_an_earlier_one(yard: Yard) -> None:
+    jobs = [await yard.submit(document("twin")) for _ in range(3)]
+    await yard.submit(document("other"))
+    assert [job.number for job in jobs] == [1, 2, 3]
+    assert (await yard.job("twin")).id == jobs[2].id
+    assert (await yard.job("twin#2")).id == jobs[1].id
+    error = await refused(yard.users.GetJob(s.GetJobRequest(id="twin#4")))
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+    assert "twin#3" in c.ErrorInfo.FromString(dict(error.trailing_metadata())["trainyard-error-bin"]).hint
+
+
+async def test_a_name_cancels_the_only_job_of_that_name_that_has_not_ended(yard: Yard) -> None:
+    jobs = [await yard.submit(document("twin")) for _ in range(3)]
+    error = await refused(yard.users.CancelJob(s.CancelJobRequest(id="twin")))
+    assert reason_of(error) == "AmbiguousJob"
+    assert all(job.id in (error.details() or "") and f"twin#{job.number}" in error.details() for job in jobs)
+    for reference in ("twin#2", "@last"):
+        await yard.users.CancelJob(s.CancelJobRequest(id=reference))
+    assert (await yard.users.CancelJob(s.CancelJobRequest(id="twin"))).id == jobs[0].id
+
+
+async def test_a_prefix_of_several_ids_is_refused_with_the_ids(yard: Yard) -> None:
+    jobs = [await yard.submit(document(name)) for name in ("alpha", "beta")]
+    error = await refused(yard.users.GetJob(s.GetJobRequest(id=jobs[0].id[:6])))
     assert reason_of(error) == "AmbiguousJob"
     assert all(job.id in (error.details() or "") for job in jobs)
+
+
+@pytest.mark.parametrize("reference", ["@first", "@-0", "@2", "digits#", "digits#0", "#1", "digits#x"])
+async def test_what_is_no_reference_is_refused_with_the_forms_there_are(yard: Yard, reference: str) -> None:
+    error = await refused(yard.users.GetJob(s.GetJobRequest(id=reference)))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
+    assert "name#7" in c.ErrorInfo.FromString(dict(error.trailing_metadata())["trainyard-error-bin"]).hint
 
 
 async def test_a_name_that_is_not_there_brings_the_nearest(yard: Yard) -> None:
@@ -107,7 +136,7 @@ async def test_a_name_that_is_not_there_brings_the_nearest(yard: Yard) -> None:
     assert "digits" in info.hint
 
 
-@pytest.mark.parametrize("handle", ["", "%", "_", "@last", "no'; --"])
+@pytest.mark.parametrize("handle", ["", "%", "_", "@last", "@-2", "digits#1", "no'; --"])
 async def test_nothing_is_found_where_nothing_is(yard: Yard, handle: str) -> None:
     error = await refused(yard.users.GetJob(s.GetJobRequest(id=handle)))
     assert error.code() == grpc.StatusCode.NOT_FOUND

@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LAUNCH = "trainyard.launch"
-STOP = "trainyard.stop"
-FORGET = "trainyard.forget"
-
-
 _START_LIMIT_S = 120.0  # for the broker to be reached
 _RESTART_S = 1.0  # before a worker that ended by itself starts again
 # Between tries to reach a broker that is away: half a second, and half a second more each time, to this.
@@ -41,16 +36,6 @@ _TRANSPORT = {
     "socket_keepalive": True,
     "health_check_interval": 10,
 }
-
-
-def start_queue(pool: str) -> str:
-    """Where attempts to start wait for the launchers of a pool."""
-    return f"pool.{pool}.start"
-
-
-def stop_queue(pool: str) -> str:
-    """Where stops wait: a queue of their own, so that a stop never waits behind starts."""
-    return f"pool.{pool}.stop"
 
 
 def celery_app(broker_url: str = f"{inprocess.SCHEME}://localhost/") -> Celery:

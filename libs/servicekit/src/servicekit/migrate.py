@@ -54,6 +54,22 @@ def upgrade(engine: Engine, migrations: Path, to: str = "") -> None:
     _run_alembic(engine, migrations, newest)
 
 
+def require_newest(engine: Engine, migrations: Path) -> None:
+    """Refuses a schema that is not the newest revision.
+
+    Raises:
+        RuntimeError: the database was written by another release.
+    """
+    newest = newest_revision(migrations)
+    with engine.connect() as connection:
+        current = _current_revision(connection)
+    if current != newest:
+        raise RuntimeError(
+            f"{migrations.parent.name}: the database has schema {current or 'none'}, and this release reads {newest}; "
+            "'yard up' upgrades what an earlier release wrote"
+        )
+
+
 @contextmanager
 def _unhurried(connection: Connection) -> Iterator[None]:
     """A change of a large table may take longer than a statement of a service."""

@@ -9,13 +9,15 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy
-from celery import Celery
 from sqlmodel import Field, Session, SQLModel
 
 from servicekit.store import Store
+
+if TYPE_CHECKING:
+    from celery import Celery
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +36,12 @@ class OutboxRow(SQLModel):  # type: ignore[no-redef]  # it has a field `kwargs`
 
 
 class Publisher:
-    """Sends what stands in an outbox, woken by `wake`, and deletes what was sent."""
+    """Sends what stands in an outbox, woken by `wake`, and deletes what was sent.
 
-    def __init__(self, store: Store, table: type[OutboxRow], celery: Celery) -> None:
+    Without Celery it must not be started.
+    """
+
+    def __init__(self, store: Store, table: type[OutboxRow], celery: Celery | None) -> None:
         self._store = store
         self._table = sqlalchemy.inspect(table).local_table
         self._celery = celery
@@ -85,6 +90,7 @@ class Publisher:
         return session.execute(sqlalchemy.select(self._table).order_by(self._table.c.id).limit(_BATCH)).all()
 
     def _send(self, rows: Sequence[Any]) -> None:
+        assert self._celery is not None, "it was started"
         with self._celery.producer_or_acquire() as producer:
             for row in rows:
                 self._celery.send_task(

@@ -16,6 +16,7 @@ import logging
 import os
 import queue
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ import sqlalchemy
 from sqlalchemy import event
 from sqlmodel import Session
 
-from servicekit.errors import InvalidArgument, ResourceExhausted, ServiceError, Unavailable
+from servicekit.errors import FailedPrecondition, InvalidArgument, ResourceExhausted, ServiceError, Unavailable
 from servicekit.outcomes import Outcome, look_up
 from servicekit.presence import Presence
 from servicekit.writership import KEEPALIVE, FileWritership, PostgresWritership, Writership
@@ -73,6 +74,26 @@ def _engine(url: str) -> Engine:
     return engine
 
 
+def _reading_engine(file: Path) -> Engine:
+    """An engine that cannot write: the file is opened for reading, which SQLite does beside a writer too."""
+    engine = sqlalchemy.create_engine(
+        f"sqlite:///{file}",
+        creator=lambda: sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False),
+        hide_parameters=True,
+    )
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None
+        connection.execute("PRAGMA busy_timeout=30000")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN DEFERRED")
+
+    return engine
+
+
 def _hide_details(context: sqlalchemy.engine.ExceptionContext) -> None:
     """PostgreSQL repeats the values of a row that it refuses, in lines after the first."""
     for error in (context.original_exception, context.sqlalchemy_exception):
@@ -87,6 +108,7 @@ class Store:
         url: `sqlite:///path` or `postgresql+psycopg://...`.
         migrations: folder with the service's Alembic environment (`versions/`).
         name: of the service, for thread names and errors.
+        read_only: a SQLite file is read, next to whoever writes it; nothing is written, not even a schema.
         standby: on PostgreSQL, whether `open` waits for as long as another process writes this database. Without, it
             waits a short while and then refuses; on SQLite it refuses at once.
         on_superseded: called, on some thread, when another process has taken over the database, or when the database
@@ -100,10 +122,12 @@ class Store:
         migrations: Path,
         name: str,
         readers: int = 4,
+        read_only: bool = False,
         standby: bool = False,
         on_superseded: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM),
     ) -> None:
         self._url = url
+        self.read_only = read_only
         self._standby = standby
         self._on_superseded = on_superseded
         self._writership: Writership | None = None
@@ -123,12 +147,16 @@ class Store:
         """Connects, becomes the database's only writer, migrates its schema when its version differs.
 
         Raises:
-            RuntimeError: another process writes it, it belongs to another service, or to a newer release.
+            RuntimeError: another process writes it, it belongs to another service, or to a newer release; read-only,
+                also: it is missing, or belongs to an earlier release.
             sqlalchemy.exc.OperationalError: it is not reachable.
         """
         await asyncio.get_running_loop().run_in_executor(self._readers, self._open)
 
     def _open(self) -> None:
+        if self.read_only:
+            self._connect_to_read()
+            return
         self._writership = self._make_writership()
         try:
             self._writership.acquire()
@@ -147,6 +175,14 @@ class Store:
 
         self._engine = _engine(self._url)
         upgrade(self._engine, self._migrations)
+
+    def _connect_to_read(self) -> None:
+        from servicekit.migrate import require_newest
+
+        if self.file is None or not self.file.exists():
+            raise RuntimeError(f"there is no database {self.file or self._name} to read")
+        self._engine = _reading_engine(self.file)
+        require_newest(self._engine, self._migrations)
 
     def _make_writership(self) -> Writership:
         if self.file is not None:
@@ -169,12 +205,17 @@ class Store:
         database goes away during the commit, this waits until it is known whether the change is stored.
 
         Raises:
+            FailedPrecondition: the store is read-only.
             InvalidArgument: a number or text in it fits into no column.
             ResourceExhausted: too many writes wait already.
             Unavailable: the commit failed (disk full, database gone), or the service stops: nothing of it is stored.
                 With the reason OutcomeUnknown: the service ends before the database said whether it is stored.
         """
         self._require_open()
+        if self.read_only:
+            raise FailedPrecondition(
+                f"{self._name} only reads: no yard is running", reason="ReadOnlyYard", hint="start one with 'yard up'"
+            )
         future: Future[T] = Future()
         try:
             self._waiting.put_nowait((change, future))

@@ -8,6 +8,7 @@
     ├── Refused          authentication or permission
     ├── Conflict         not in the present state
     │   ├── CodeNotPacked    `code.path` has to be packed first (the client does it by itself)
+    │   ├── NeverFits        a queued job that no machine can hold
     │   └── Exhausted        a bound was reached
     ├── JobFailed
     ├── JobCancelled
@@ -109,6 +110,10 @@ class Conflict(YardError):
 
 class CodeNotPacked(Conflict):
     """The document has `code.path`, which only a client can pack."""
+
+
+class NeverFits(Conflict):
+    """The job that was waited for can never start: it asks for more than any machine has."""
 
 
 class Exhausted(Conflict):

@@ -17,8 +17,11 @@ from trainyard import files
 
 YARD_FILE = "yard.json"
 LOCK_FILE = "yard.lock"
+READER_FILE = "reader.json"
+"""As `yard.json`, of the read-only yard that commands share while no yard is up: only they look for it."""
 TOKEN_FILE = "token"
 LAUNCHER_ID_FILE = "launcher-id"
+_DATABASES = ("scheduler.db", "metrics.db", "artifacts.db")
 _START_TIME_FIELD = 22  # of /proc/<pid>/stat, counted from 1 as in proc(5)
 _STATE_FIELD = 3
 
@@ -54,18 +57,23 @@ def home() -> Path:
     return Path(configured).expanduser().absolute() if configured else Path.home() / ".trainyard"
 
 
-def read_yard_file(home: Path) -> YardFile | None:
+def has_data(home: Path) -> bool:
+    """Whether a yard was up here before, so that there is something to read."""
+    return all((home / name).exists() for name in _DATABASES)
+
+
+def read_yard_file(home: Path, name: str = YARD_FILE) -> YardFile | None:
     """What `yard.json` says, be the yard alive or killed; None when none was started, or it ended on purpose."""
     try:
-        fields = {"ca": ""} | json.loads((home / YARD_FILE).read_bytes())
+        fields = {"ca": ""} | json.loads((home / name).read_bytes())
         return YardFile(**{name: fields[name] for name in YardFile.__slots__})
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return None
 
 
-def read_endpoint(home: Path) -> YardFile | None:
+def read_endpoint(home: Path, name: str = YARD_FILE) -> YardFile | None:
     """The yard that serves `home` now, or None when there is none (never started, stopped, or killed)."""
-    found = read_yard_file(home)
+    found = read_yard_file(home, name)
     return found if found is not None and found.alive else None
 
 
@@ -84,9 +92,9 @@ def is_locked(home: Path) -> bool:
     return False
 
 
-def write_endpoint(home: Path, yard: YardFile) -> None:
+def write_endpoint(home: Path, yard: YardFile, name: str = YARD_FILE) -> None:
     """Publishes the yard that serves `home`; readers see the old file or the new one, never a part."""
-    files.replace(home / YARD_FILE, f"{json.dumps(asdict(yard))}\n".encode())
+    files.replace(home / name, f"{json.dumps(asdict(yard))}\n".encode())
 
 
 def token(home: Path) -> str:

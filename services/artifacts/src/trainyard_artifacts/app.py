@@ -33,6 +33,7 @@ class Artifacts:
         home: the yard's folder.
         database_url: `sqlite:///path` or `postgresql+psycopg://...`.
         registry: where its counters are registered; one of its own without.
+        read_only: it answers reads, next to the store that writes, if there is one, and changes nothing.
     """
 
     name = "artifacts"
@@ -44,11 +45,12 @@ class Artifacts:
         database_url: str,
         settings: Settings | None = None,
         registry: CollectorRegistry | None = None,
+        read_only: bool = False,
     ) -> None:
         self.registry = registry or CollectorRegistry()
         settings = settings or Settings()
         counters = Counters(self.registry)
-        self.store = Store(database_url, migrations=MIGRATIONS, name=self.name)
+        self.store = Store(database_url, migrations=MIGRATIONS, name=self.name, read_only=read_only)
         self._objects = _objects(home, settings)
         events = EventLog(EventRow)
         self.chunks = chunks = Chunks(self.store, self._objects, settings)
@@ -63,9 +65,11 @@ class Artifacts:
         add_ArtifactAdminServiceServicer_to_server(self._admin, server)
 
     async def start(self) -> None:
-        """Opens the database and begins to collect at intervals what nothing needs any more."""
+        """Opens the database and, unless it only reads, begins to collect at intervals what nothing needs any more."""
         keep_large_blocks()
         await self.store.open()
+        if self.store.read_only:
+            return
         self._collecting = asyncio.create_task(self.collector.run(), name="collect artifacts")
 
     async def stop(self) -> None:

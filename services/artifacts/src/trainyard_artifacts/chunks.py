@@ -177,6 +177,8 @@ class Chunks:
             try:
                 return (await self.read_place(workspace, Run(place.pack, [Entry(hash, place.offset, place.size)])))[0]
             except ChunkLost:
+                if place == known and self._store.read_only:
+                    raise
                 if place == known:
                     mark = partial(index.mark_damaged, workspace=workspace, hash=hash, pack=place.pack)
                     await self._store.write(mark)

@@ -12,11 +12,13 @@ from trainyard_artifacts.app import Artifacts
 from trainyard_artifacts.settings import Settings
 
 
-def compose(*, home: Path, database_url: str, registry: CollectorRegistry, environ: Mapping[str, str]) -> Artifacts:
+def compose(
+    *, home: Path, database_url: str, registry: CollectorRegistry, environ: Mapping[str, str], read_only: bool = False
+) -> Artifacts:
     """The service, with `TRAINYARD_ARTIFACTS_*` of the environment as its settings.
 
     Raises:
         ValueError: a setting is wrong.
     """
     settings = from_environment(Settings, "TRAINYARD_ARTIFACTS", environ)
-    return Artifacts(home=home, database_url=database_url, settings=settings, registry=registry)
+    return Artifacts(home=home, database_url=database_url, settings=settings, registry=registry, read_only=read_only)

@@ -14,8 +14,9 @@ import logging
 import os
 from collections.abc import Iterator
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+import grpc
 from servicekit import ports
 from servicekit.auth import AttemptTokens, bearer_token
 from servicekit.celery import celery_app
@@ -28,7 +29,7 @@ from trainyard_protos.v1 import yard_pb2_grpc
 from trainyard_scheduler.compose import compose as compose_scheduler
 from trainyard_scheduler.yard_servicer import YardFacts
 
-from trainyard_embedded.late import LateServices
+from trainyard_embedded.late import LateServices, StartedServer
 from trainyard_embedded.leftovers import Leftovers
 from trainyard_embedded.published import Published
 from trainyard_embedded.settings import YardSettings
@@ -150,7 +151,7 @@ class Yard:
     async def _start_late(self) -> None:
         try:
             for service in await asyncio.get_running_loop().run_in_executor(None, self._make_late):
-                service.register(self._late.registrar(self._host.server))
+                service.register(cast(grpc.aio.Server, StartedServer(self._host.server)))
                 await self._started(service)
                 for name in LATE[service.name]:
                     self._late.open(name)
@@ -180,6 +181,8 @@ class Yard:
 
     async def stop(self) -> None:
         """Ends the services. Work goes on and is found again by the next yard, unless this one was ephemeral."""
+        if self._settings.ephemeral:
+            await self.servicer.stop_jobs("the yard that was started for this job is going down")
         self._published.withdraw()
         if self._late_start is not None:
             await asyncio.gather(self._late_start, return_exceptions=True)

@@ -21,10 +21,6 @@ class LateServices(grpc.aio.ServerInterceptor):
             name: asyncio.get_running_loop().create_future() for name in names
         }
 
-    def registrar(self, server: grpc.aio.Server) -> Any:
-        """What a late service registers with: a started server takes generic handlers only."""
-        return _GenericOnly(server)
-
     def open(self, name: str) -> None:
         """From now on, calls to this service go through."""
         self._ready.pop(name).set_result(None)
@@ -41,7 +37,9 @@ class LateServices(grpc.aio.ServerInterceptor):
         return await continuation(details)
 
 
-class _GenericOnly:
+class StartedServer:
+    """What a service registers with when the server has started: such a server takes generic handlers only."""
+
     def __init__(self, server: grpc.aio.Server) -> None:
         self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 from servicekit.auth import require_user
-from servicekit.errors import ServiceError, Unavailable
+from servicekit.errors import FailedPrecondition, ServiceError, Unavailable
 from servicekit.events import caller
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc, yard_pb2
 from trainyard_scheduler.yard_servicer import Cancel, YardFacts, YardServicer
@@ -32,22 +32,16 @@ RecordShutdown = Callable[[str, str], Awaitable[None]]
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class OwnYardServicer(YardServicer):
-    """Knows who is attached and which jobs are active, and says when the yard should end.
+class AttachedYardServicer(YardServicer):
+    """Knows who is attached, and says when a yard that was started for them should end.
 
     Args:
         facts: of this yard.
         cancel: cancels a job.
-        record_shutdown: stores the event of a shutdown: actor, message.
-        channel: to the yard itself.
     """
 
-    def __init__(
-        self, facts: YardFacts, cancel: Cancel, record_shutdown: RecordShutdown, channel: grpc.aio.Channel
-    ) -> None:
+    def __init__(self, facts: YardFacts, cancel: Cancel) -> None:
         super().__init__(facts, cancel)
-        self._record_shutdown = record_shutdown
-        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
         self._attached = 0
         self._closing = False
         self._changed = asyncio.Event()
@@ -72,6 +66,72 @@ class OwnYardServicer(YardServicer):
         await super()._on_detached(wish)
         # Seen after this task is discarded from the farewells.
         asyncio.get_running_loop().call_later(0, self._changed.set)
+
+    async def Shutdown(self, request: yard_pb2.ShutdownRequest, context: Context) -> yard_pb2.ShutdownResponse:
+        require_user()
+        asyncio.get_running_loop().call_soon(self.ended.set)
+        return yard_pb2.ShutdownResponse()
+
+    async def until_unused(self) -> None:
+        """Returns when no client is attached and nothing is left to do."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST_CLIENT_S):
+                await self._changed.wait()
+        await self._until_idle()
+
+    async def _until_idle(self) -> None:
+        while True:
+            self._changed.clear()
+            if await self._unused():
+                self._closing = True
+                return
+            await self._changed.wait()
+
+    async def _unused(self) -> bool:
+        if self._attached or self._farewells or await self._busy():
+            return False
+        await asyncio.sleep(_LINGER_S)
+        idle = not await self._busy()
+        return idle and not self._attached
+
+    async def _busy(self) -> bool:
+        """Whether it has something to do for itself."""
+        return False
+
+
+class ReadingYardServicer(AttachedYardServicer):
+    """The same of a yard that only reads: it has no jobs, and gives way to a yard that runs them."""
+
+    def __init__(self, facts: YardFacts) -> None:
+        super().__init__(facts, _cancels_nothing)
+
+    def give_way(self, grace_s: float) -> None:
+        """Takes no new clients; ends with those it has, or after a grace time in seconds."""
+        if not self._closing:
+            self._closing = True
+            asyncio.get_running_loop().call_later(grace_s, self.ended.set)
+
+
+async def _cancels_nothing(workspace: str, job_id: str, message: str) -> None:
+    raise FailedPrecondition(f"job {job_id} is not cancelled: this yard only reads", reason="ReadOnlyYard")
+
+
+class OwnYardServicer(AttachedYardServicer):
+    """The same of a yard with jobs, which keep it up while they are active.
+
+    Args:
+        facts: of this yard.
+        cancel: cancels a job.
+        record_shutdown: stores the event of a shutdown: actor, message.
+        channel: to the yard itself.
+    """
+
+    def __init__(
+        self, facts: YardFacts, cancel: Cancel, record_shutdown: RecordShutdown, channel: grpc.aio.Channel
+    ) -> None:
+        super().__init__(facts, cancel)
+        self._record_shutdown = record_shutdown
+        self._scheduler = scheduler_pb2_grpc.SchedulerServiceStub(channel)
 
     async def Shutdown(self, request: yard_pb2.ShutdownRequest, context: Context) -> yard_pb2.ShutdownResponse:
         require_user()
@@ -108,31 +168,18 @@ class OwnYardServicer(YardServicer):
         request = scheduler_pb2.ListJobsRequest(states=ACTIVE, include_owned=True, page_size=limit)
         return list((await self._scheduler.ListJobs(request)).jobs)
 
-    async def until_unused(self) -> None:
-        """Returns when an ephemeral yard has no client and no active job."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_FIRST_CLIENT_S):
-                await self._changed.wait()
+    async def _until_idle(self) -> None:
         watch = self._scheduler.Watch(scheduler_pb2.WatchRequest(from_now=True))
         await watch.initial_metadata()
         watching = asyncio.create_task(self._wake_on_events(watch))
         try:
-            while True:
-                self._changed.clear()
-                if await self._unused():
-                    self._closing = True
-                    return
-                await self._changed.wait()
+            await super()._until_idle()
         finally:
             watching.cancel()
             watch.cancel()
 
-    async def _unused(self) -> bool:
-        if self._attached or self._farewells or await self._active(1):
-            return False
-        await asyncio.sleep(_LINGER_S)
-        idle = not await self._active(1)
-        return idle and not self._attached
+    async def _busy(self) -> bool:
+        return bool(await self._active(1))
 
     async def _wake_on_events(self, watch: grpc.aio.UnaryStreamCall[Any, Any]) -> None:
         async for _ in watch:

@@ -11,7 +11,8 @@ import grpc
 from celery import Celery
 from prometheus_client import CollectorRegistry
 from servicekit.auth import AttemptTokens
-from servicekit.celery import Worker, start_queue, stop_queue
+from servicekit.celery import Worker
+from servicekit.messages import start_queue, stop_queue
 from trainyard.channel import connect
 from trainyard_protos.v1 import launcher_pb2_grpc, metrics_pb2_grpc, scheduler_pb2_grpc
 

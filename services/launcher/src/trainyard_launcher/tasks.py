@@ -15,7 +15,7 @@ from typing import Any
 
 from celery import Celery
 from servicekit import celery
-from servicekit.celery import FORGET, LAUNCH, STOP
+from servicekit.messages import FORGET, LAUNCH, STOP
 
 logger = logging.getLogger(__name__)
 

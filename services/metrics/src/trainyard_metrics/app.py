@@ -41,6 +41,7 @@ class Metrics:
         home: the yard's folder.
         database_url: `sqlite:///path` or `postgresql+psycopg://...`.
         registry: where its counters are registered; one of its own without.
+        read_only: it answers reads, next to the ingestor that writes, if there is one, and changes no file.
     """
 
     name = "metrics"
@@ -52,14 +53,15 @@ class Metrics:
         database_url: str,
         settings: Settings | None = None,
         registry: CollectorRegistry | None = None,
+        read_only: bool = False,
     ) -> None:
         self.registry = registry or CollectorRegistry()
         settings = settings or Settings()
         self._bells = Bells()
         self._keeper: asyncio.Task[None] | None = None
-        self._store = Store(database_url, migrations=MIGRATIONS, name=self.name)
+        self._store = Store(database_url, migrations=MIGRATIONS, name=self.name, read_only=read_only)
         counters = Counters(self.registry)
-        self._logs = RunLogs(home / "runs", settings, counters, self._stored)
+        self._logs = RunLogs(home / "runs", settings, counters, self._stored, read_only=read_only)
         self._reader = Reader(self._logs, settings.query_threads)
         self._summaries = Summaries(self._store, settings, Remaker(self._store, self._reader))
         self.registry.register(RunsCollector(self._summaries, settings))
@@ -80,10 +82,12 @@ class Metrics:
         add_MetricsAdminServiceServicer_to_server(self._admin, server)
 
     async def start(self) -> None:
-        """Opens the database; finishes removals and summaries that a crash cut short."""
+        """Opens the database; unless it only reads, finishes removals and summaries that a crash cut short."""
         await self._store.open()
-        await self._logs.start()
         await self._summaries.start()
+        if self._store.read_only:
+            return
+        await self._logs.start()
         self._keeper = asyncio.create_task(self._retention.keep(), name="retention of runs")
 
     async def stop(self) -> None:

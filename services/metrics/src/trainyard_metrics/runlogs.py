@@ -38,11 +38,23 @@ class _Entry:
 
 
 class RunLogs:
-    """One `RunLog` per run, below `root`/<run id>. Run ids are UUIDs: callers check that before."""
+    """One `RunLog` per run, below `root`/<run id>. Run ids are UUIDs: callers check that before.
+
+    Args:
+        read_only: files are read as they are; an unfinished write is left out, and not cut off.
+    """
 
     def __init__(
-        self, root: Path, settings: Settings, counters: Counters, on_stored: OnStored, threads: int = 4
+        self,
+        root: Path,
+        settings: Settings,
+        counters: Counters,
+        on_stored: OnStored,
+        threads: int = 4,
+        *,
+        read_only: bool = False,
     ) -> None:
+        self._read_only = read_only
         self.root = root
         self._settings = settings
         self._counters = counters
@@ -146,7 +158,7 @@ class RunLogs:
 
     async def _open(self, run_id: str) -> RunLog:
         folder, state = await asyncio.get_running_loop().run_in_executor(self.executor, self._recover, run_id)
-        if len(state.segments) > 1:
+        if len(state.segments) > 1 and not self._read_only:
             self.compactions.ready(run_id)
         return RunLog(
             run_id,
@@ -164,7 +176,7 @@ class RunLogs:
         self.compactions.written(run_id)
 
     def _recover(self, run_id: str) -> tuple[RunFolder, State]:
-        folder = RunFolder(self.root / run_id)
+        folder = RunFolder(self.root / run_id, read_only=self._read_only)
         state = folder.open()
         if state.torn:
             self._counters.torn.inc()

@@ -54,7 +54,11 @@ class Summaries:
         self._recovered = asyncio.Event()
 
     async def start(self) -> None:
-        """Begins to make the summaries of marked runs anew, and to save."""
+        """Begins to make the summaries of marked runs anew, and to save. A read-only store has them as they were saved:
+        one that a crash left marked is made anew in memory when it is asked for."""
+        if self._store.read_only:
+            self._recovered.set()
+            return
         dirty = await self._store.read(summary_rows.dirty)
         self._spawn(self._recover(dirty), "recover summaries")
         self._spawn(self._keep(), "save summaries")
@@ -251,7 +255,7 @@ class Summaries:
             raise
 
     async def _mark(self, tracked: Tracked) -> None:
-        if not tracked.marked:
+        if not tracked.marked and not self._store.read_only:
             await self._store.write(lambda session: summary_rows.mark(session, [tracked.run.id], dirty=True))
             tracked.marked = True
 
@@ -275,6 +279,8 @@ class Summaries:
         self._changed.clear()
 
     async def _save(self) -> None:
+        if self._store.read_only:
+            return
         async with self._saving:
             changed = [tracked for tracked in self._tracked.values() if tracked.unsaved]
             for start in range(0, len(changed), _SAVED_AT_ONCE):
@@ -303,7 +309,7 @@ class Summaries:
         return [tracked for tracked in self._tracked.values() if not tracked.writers and tracked.touched <= since]
 
     async def _unmark(self, complete: Sequence[Tracked]) -> None:
-        if not complete:
+        if not complete or self._store.read_only:
             return
         for tracked in complete:
             tracked.marked = False  # whoever writes from now on marks it again, behind this

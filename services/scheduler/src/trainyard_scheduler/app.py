@@ -6,9 +6,9 @@ import asyncio
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import grpc
-from celery import Celery
 from prometheus_client import CollectorRegistry, Histogram
 from servicekit.events import AdminEvent, Subject
 from servicekit.ids import now_ns
@@ -16,7 +16,7 @@ from servicekit.outbox import Publisher
 from servicekit.store import Store
 from trainyard_protos.v1 import admin_pb2_grpc, scheduler_pb2_grpc
 
-from trainyard_scheduler import queries
+from trainyard_scheduler import references
 from trainyard_scheduler.admin import DATABASE, SchedulerAdminServicer
 from trainyard_scheduler.attempts_servicer import AttemptServicer
 from trainyard_scheduler.duties import Admitter, TimerDuties
@@ -30,6 +30,9 @@ from trainyard_scheduler.tables import OutboxTable
 from trainyard_scheduler.transitions import steer
 from trainyard_scheduler.watch import EventHub
 
+if TYPE_CHECKING:
+    from celery import Celery
+
 MIGRATIONS = Path(__file__).parent / "migrations"
 
 
@@ -39,7 +42,7 @@ class Scheduler:
     Args:
         home: of the yard; used when `database_url` is empty.
         database_url: `sqlite:///path` or `postgresql+psycopg://...`; "" means `scheduler.db` in the home.
-        celery: where messages to launchers go.
+        celery: where messages to launchers go; None: it only reads, next to the scheduler that writes, if there is one.
         settings: bounds and times.
         registry: where metrics are shown.
         clock: UTC nanoseconds.
@@ -52,7 +55,7 @@ class Scheduler:
         *,
         home: Path,
         database_url: str,
-        celery: Celery,
+        celery: Celery | None,
         settings: Settings,
         registry: CollectorRegistry | None = None,
         clock: Callable[[], int] = now_ns,
@@ -60,8 +63,8 @@ class Scheduler:
         self._settings = settings
         self._home = home
         url = database_url or f"sqlite:///{home / DATABASE}"
-        self._store = Store(url, migrations=MIGRATIONS, name=self.name, standby=True)
-        self._index = Index(clock)
+        self._store = Store(url, migrations=MIGRATIONS, name=self.name, standby=True, read_only=celery is None)
+        self._index = Index(clock, admits=celery is not None)
         self._hub = EventHub()
         self._publisher = Publisher(self._store, OutboxTable, celery)
         self._ledger = Ledger(self._store, self._index, self._hub, self._publisher, clock)
@@ -93,7 +96,9 @@ class Scheduler:
         Raises:
             ServiceError: there is no such job, or it is over.
         """
-        found = await self._store.read(lambda session: queries.resolve_job_id(session, workspace or "default", job_id))
+        found = await self._store.read(
+            lambda session: references.resolve_job_id(session, workspace or "default", job_id)
+        )
         await self._ledger.write(functools.partial(steer.cancel, job_id=found, message=message))
 
     async def record_shutdown(self, actor: str, message: str) -> None:
@@ -106,10 +111,12 @@ class Scheduler:
         await self._ledger.write(lambda tx: tx.other_event(actor, AdminEvent.SHUTDOWN_REQUESTED, about, message))
 
     async def start(self) -> None:
-        """Opens the database, rebuilds the index, goes on where the process before stopped."""
+        """Opens the database, rebuilds the index, and unless it only reads, continues what the process before did."""
         await self._store.open()
         await self._ledger.open()
         await self._store.read(lambda session: rebuild(session, self._index))
+        if self._store.read_only:
+            return
         self._publisher.start()
         self._index.timers.start(self._duties.handlers())
         self._admitting = asyncio.create_task(self._admitter.run(), name="admission")

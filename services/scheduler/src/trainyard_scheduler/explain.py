@@ -61,6 +61,7 @@ def _why_queued(job: Job, index: Index) -> str:
     kind = {
         PendingReason.NEVER_FITS: "can never start on the machines there are",
         PendingReason.NO_POOL: "cannot start yet",
+        PendingReason.NO_YARD: "cannot start yet",
         PendingReason.ROOM_HELD_BY_OTHERS: "cannot start yet",
         PendingReason.WAITING_FOR_MACHINES: "cannot start yet",
         PendingReason.BACKOFF: "waits before its next attempt",

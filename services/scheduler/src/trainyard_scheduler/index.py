@@ -41,6 +41,7 @@ from trainyard_scheduler.domain.pending import (
     can_fit,
     can_fit_later,
     no_room_anywhere,
+    no_yard,
     waiting,
 )
 from trainyard_scheduler.domain.states import JobState
@@ -185,9 +186,15 @@ _Rank = tuple[int, str]  # (-priority, id): ids sort by age
 
 
 class Index:
-    """The queue, the pools and what is held of them."""
+    """The queue, the pools and what is held of them.
 
-    def __init__(self, clock: Callable[[], int]) -> None:
+    Args:
+        clock: UTC nanoseconds.
+        admits: whether queued jobs are admitted; false where jobs are only looked at.
+    """
+
+    def __init__(self, clock: Callable[[], int], *, admits: bool = True) -> None:
+        self._admits = admits
         self.clock = clock
         self.database_id = ""  # of the database that it was rebuilt from
         self.timers = Timers(clock)
@@ -508,12 +515,13 @@ class Index:
         job = self._waiting.get(job_id)
         if job is None:
             return Pending()
-        if job.not_before_ns:
+        if job.not_before_ns and self._admits:
             return backoff(job.not_before_ns, self.clock())
         if job.demand.wishes.avoided and self._wait(job.demand) is Wait.MACHINES:
             known = self._avoided[job_id]
             return avoiding(known, min(known.values()), self.clock())
-        return self.would_wait(job.demand, self.jobs_ahead(job.priority, job_id))
+        why = self.would_wait(job.demand, self.jobs_ahead(job.priority, job_id))
+        return why if self._admits or why.never_fits else no_yard()
 
     def awaited(self, attempt_id: str) -> Pending:
         """Which machines that do not exist yet an attempt waits for."""

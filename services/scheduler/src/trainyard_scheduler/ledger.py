@@ -61,6 +61,7 @@ class Transaction:
     """What one transition reads and writes. Records handed out are written back when they were passed to `changed`."""
 
     def __init__(self, session: Session, now_ns: int, next_seq: int) -> None:
+        self.session = session
         self.connection = session.connection()
         self.now_ns = now_ns
         self.next_seq = next_seq

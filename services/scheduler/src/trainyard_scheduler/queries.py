@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import sqlalchemy
-from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound
+from servicekit.errors import InvalidArgument, NotFound
 from servicekit.paging import decode_token, encode_token
 from sqlalchemy import ColumnElement
 from sqlmodel import Session
 from trainyard_protos.v1 import scheduler_pb2
 
-from trainyard_scheduler.domain.states import JobState
+from trainyard_scheduler.references import MAX_LENGTH
 from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOBS, LABELS, TOMBSTONES, Attempt, Event, Job
 
-LAST = "@last"
-_NAMES_COMPARED = 1000
-_SHOWN = 5
-_HANDLE_MAX = 256
 _TOMBSTONES_PAGE = 200
 
 
@@ -37,57 +32,6 @@ class JobFilter:
     owner_id: str = ""
     include_owned: bool = False
     before_id: str = ""
-
-
-def resolve_job_id(session: Session, workspace: str, handle: str) -> str:
-    """The id of a job named by its id, `@last`, a unique name, or a unique prefix of its id.
-
-    Raises:
-        NotFound: no job is called that; the nearest names are in the hint.
-        FailedPrecondition: AmbiguousJob: several are.
-        InvalidArgument: no job could be called that.
-    """
-    _require_short("a job's id or name", handle)
-    ids = JOBS.c.id, JOBS.c.name, JOBS.c.state
-    here = sqlalchemy.select(*ids).where(JOBS.c.workspace == workspace).order_by(JOBS.c.id.desc()).limit(_SHOWN + 1)
-    if handle == LAST:
-        found = session.execute(here.where(JOBS.c.owner_kind == "").limit(1)).all()
-        if not found:
-            raise NotFound("there is no job yet", reason="JobNotFound", hint="yard run JOB.yaml starts one")
-        return str(found[0].id)
-    for condition in (JOBS.c.id == handle, JOBS.c.name == handle, JOBS.c.id.startswith(handle, autoescape=True)):
-        found = session.execute(here.where(condition)).all() if handle else []
-        if len(found) == 1:
-            return str(found[0].id)
-        if found:
-            raise _ambiguous(handle, found)
-    raise _not_found(session, workspace, handle)
-
-
-def _require_short(what: str, text: str) -> None:
-    if len(text) > _HANDLE_MAX:
-        raise InvalidArgument(
-            f"{what} has {len(text):,} characters; at most {_HANDLE_MAX} are allowed", reason="TooLong"
-        )
-
-
-def _ambiguous(handle: str, found: Sequence[sqlalchemy.Row[tuple[str, str, int]]]) -> FailedPrecondition:
-    shown = ", ".join(f"{row.id} ({row.name}, {JobState(row.state).name.lower()})" for row in found[:_SHOWN])
-    more = " and more" if len(found) > _SHOWN else ""
-    return FailedPrecondition(
-        f"'{handle}' names several jobs: {shown}{more}",
-        reason="AmbiguousJob",
-        hint="give more of the id; @last is the newest job",
-        fields={"ids": ",".join(row.id for row in found[:_SHOWN])},
-    )
-
-
-def _not_found(session: Session, workspace: str, handle: str) -> NotFound:
-    newest = sqlalchemy.select(JOBS.c.name).where(JOBS.c.workspace == workspace).order_by(JOBS.c.id.desc())
-    names = set(session.execute(newest.limit(_NAMES_COMPARED)).scalars())
-    near = difflib.get_close_matches(handle, names, n=3)
-    hint = f"did you mean {', '.join(near)}?" if near else "'yard jobs' lists them"
-    return NotFound(f"there is no job '{handle}'", reason="JobNotFound", hint=hint, fields={"near": ",".join(near)})
 
 
 def find_job(session: Session, job_id: str) -> Job:
@@ -126,7 +70,11 @@ def list_jobs(session: Session, wanted: JobFilter, limit: int) -> list[Job]:
     Raises:
         InvalidArgument: a part of a name is longer than any name.
     """
-    _require_short("name_contains", wanted.name_contains)
+    if len(wanted.name_contains) > MAX_LENGTH:
+        raise InvalidArgument(
+            f"name_contains has {len(wanted.name_contains):,} characters; at most {MAX_LENGTH} are allowed",
+            reason="TooLong",
+        )
     query = sqlalchemy.select(JOBS).where(*_conditions(wanted)).order_by(JOBS.c.id.desc()).limit(limit)
     return [Job.model_construct(**row._mapping) for row in session.connection().execute(query)]
 

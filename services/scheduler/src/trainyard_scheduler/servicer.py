@@ -16,7 +16,7 @@ from sqlmodel import Session
 from trainyard.spec import TrainingJob
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
 
-from trainyard_scheduler import queries, views
+from trainyard_scheduler import queries, references, views
 from trainyard_scheduler.documents import Resolved, resolve_for_plan
 from trainyard_scheduler.explain import explain
 from trainyard_scheduler.index import Index
@@ -100,7 +100,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         workspace = _workspace(request.workspace)
 
         def query(session: Session) -> tuple[Job, str, list[Attempt]]:
-            job = queries.find_job(session, queries.resolve_job_id(session, workspace, request.id))
+            job = queries.find_job(session, references.resolve_job_id(session, workspace, request.id))
             return job, queries.spec_of(session, job.id), queries.attempts_of(session, job.id)
 
         job, spec, attempts = await self._store.read(query)
@@ -133,7 +133,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             raise InvalidArgument(
                 f"message has {len(request.message)} characters; at most {_MESSAGE_MAX} are allowed", reason="TooLong"
             )
-        job_id = await self._job_id(workspace, request.id)
+        job_id = await self._job_id(workspace, request.id, live=True)
         job = await self._ledger.write(functools.partial(steer.cancel, job_id=job_id, message=request.message))
         return views.job(job, self._index)
 
@@ -189,8 +189,10 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         _workspace(request.workspace)
         return scheduler_pb2.ListPoolsResponse(pools=[views.pool(pool) for pool in self._index.pools.values()])
 
-    async def _job_id(self, workspace: str, handle: str) -> str:
-        return await self._store.read(lambda session: queries.resolve_job_id(session, workspace, handle))
+    async def _job_id(self, workspace: str, reference: str, *, live: bool = False) -> str:
+        return await self._store.read(
+            lambda session: references.resolve_job_id(session, workspace, reference, live=live)
+        )
 
     async def _events_after(self, workspace: str, object_id: str, after_seq: int) -> list[Event]:
         """For a watcher, which is mostly told of what has just happened."""

@@ -29,6 +29,8 @@ class Job(Record):
     id: str = Field(primary_key=True)
     workspace: str
     name: str
+    number: int = 0
+    """Of the jobs of this name, from 1."""
     owner_kind: str = ""
     owner_id: str = ""
     queue: str
@@ -66,6 +68,7 @@ class JobTable(Job, table=True):
     __table_args__ = (
         UniqueConstraint("workspace", "idempotency_key", name="jobs_idempotency"),
         Index("jobs_by_name", "workspace", "name", "id"),
+        Index("jobs_by_number", "workspace", "name", "number", unique=True),
         Index("jobs_by_state", "workspace", "state", "id"),
         Index("jobs_by_owner", "workspace", "owner_kind", "owner_id", "id"),
         Index("jobs_by_expiry", "expires_ns", sqlite_where=sqlalchemy.text("expires_ns > 0")),
@@ -78,6 +81,15 @@ class DocumentTable(Record, table=True):
     __tablename__ = "documents"
     job_id: str = Field(primary_key=True)
     spec: str
+
+
+class JobNumberTable(Record, table=True):
+    """The number of the newest job of a name, for as long as there is one of that name."""
+
+    __tablename__ = "job_numbers"
+    workspace: str = Field(primary_key=True)
+    name: str = Field(primary_key=True)
+    newest: int
 
 
 class LabelTable(Record, table=True):
@@ -181,6 +193,7 @@ def _core(table: type[SQLModel]) -> Table:
 
 JOBS = _core(JobTable)
 DOCUMENTS = _core(DocumentTable)
+JOB_NUMBERS = _core(JobNumberTable)
 LABELS = _core(LabelTable)
 ATTEMPTS = _core(AttemptTable)
 EVENTS = _core(EventTable)

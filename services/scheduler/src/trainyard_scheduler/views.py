@@ -45,6 +45,7 @@ def job(record: Job, index: Index, spec: str = "", attempts: Iterable[Attempt] =
         id=record.id,
         workspace=record.workspace,
         name=record.name,
+        number=record.number,
         queue=record.queue,
         priority=record.priority,
         state=scheduler_pb2.JobState.ValueType(record.state),

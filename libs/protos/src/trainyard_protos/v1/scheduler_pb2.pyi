@@ -335,7 +335,9 @@ class Pending(_message.Message):
     NEVER_FITS_FIELD_NUMBER: _builtins.int
     NOT_BEFORE_NS_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """NeverFits | RoomHeldByOthers | WaitingForCapacity | WaitingForMachines | BehindOthers | Backoff | NoPool | "" """
+    """NeverFits | RoomHeldByOthers | WaitingForCapacity | WaitingForMachines | BehindOthers | Backoff | NoPool | NoYard |
+    ""
+    """
     message: _builtins.str
     never_fits: _builtins.bool
     not_before_ns: _builtins.int
@@ -406,6 +408,7 @@ class Job(_message.Message):
     PER_WORKER_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     WORKERS_PER_NODE_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     workspace: _builtins.str
     name: _builtins.str
@@ -431,6 +434,8 @@ class Job(_message.Message):
     """of the newest event of this job: Watch from here misses nothing"""
     nodes: _builtins.int
     workers_per_node: _builtins.int
+    number: _builtins.int
+    """of the jobs of this name, from 1: "digits#7"; 0 from earlier versions"""
     @_builtins.property
     def owner(self) -> Global___Owner: ...
     @_builtins.property
@@ -478,10 +483,11 @@ class Job(_message.Message):
         per_worker: _common_pb2.Resources | None = ...,
         nodes: _builtins.int = ...,
         workers_per_node: _builtins.int = ...,
+        number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["exit", b"exit", "owner", b"owner", "pending", b"pending", "per_worker", b"per_worker"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempt_id", b"attempt_id", "attempts", b"attempts", "created_ns", b"created_ns", "ended_ns", b"ended_ns", "event_seq", b"event_seq", "exit", b"exit", "free_retries_used", b"free_retries_used", "id", b"id", "labels", b"labels", "message", b"message", "name", b"name", "nodes", b"nodes", "owner", b"owner", "pending", b"pending", "per_worker", b"per_worker", "priority", b"priority", "queue", b"queue", "reason", b"reason", "resolved", b"resolved", "retries_used", b"retries_used", "started_ns", b"started_ns", "state", b"state", "updated_ns", b"updated_ns", "workers_per_node", b"workers_per_node", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "attempt_id", b"attempt_id", "attempts", b"attempts", "created_ns", b"created_ns", "ended_ns", b"ended_ns", "event_seq", b"event_seq", "exit", b"exit", "free_retries_used", b"free_retries_used", "id", b"id", "labels", b"labels", "message", b"message", "name", b"name", "nodes", b"nodes", "number", b"number", "owner", b"owner", "pending", b"pending", "per_worker", b"per_worker", "priority", b"priority", "queue", b"queue", "reason", b"reason", "resolved", b"resolved", "retries_used", b"retries_used", "started_ns", b"started_ns", "state", b"state", "updated_ns", b"updated_ns", "workers_per_node", b"workers_per_node", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -571,7 +577,9 @@ class GetJobRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     id: _builtins.str
-    """full id, unique prefix, unique name, or "@last" """
+    """A reference: a job's id, a unique prefix of one, a name (its newest job), "digits#7" (the 7th job of that name),
+    "@last", or "@-2" (the second newest job). The same in every request that names a job.
+    """
     def __init__(
         self,
         *,
@@ -690,6 +698,7 @@ class CancelJobRequest(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     id: _builtins.str
+    """a reference; a name selects the only job of that name that has not ended"""
     message: _builtins.str
     def __init__(
         self,

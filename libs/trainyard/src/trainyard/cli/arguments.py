@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trainyard.client import AsyncClient
 
 LAST = "@last"
+REFERENCE = "Id, unique prefix of one, name (its newest job), name#7, @last or @-2."
 _COMPLETION_DEADLINE_S = 2.0
 
 
@@ -22,13 +23,16 @@ def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
     import asyncio
 
     from trainyard.client import AsyncClient, states
+    from trainyard.client.names import job_reference
     from trainyard.errors import YardError
 
     async def candidates() -> list[tuple[str, str]]:
         async with asyncio.timeout(_COMPLETION_DEADLINE_S), AsyncClient() as client:
             jobs = [job async for job in client.list(limit=100)]
         rows = [(LAST, "the newest job")]
-        rows += [(job.id, f"{job.name}, {states.name(job.state)}") for job in jobs]
+        for job in jobs:
+            what = f"{job.name}, {states.name(job.state)}"
+            rows += [(job_reference(job), what), (job.id, what)] if job.number else [(job.id, what)]
         names = {job.name: states.name(job.state) for job in reversed(jobs)}
         return rows + list(names.items())
 
@@ -40,15 +44,11 @@ def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
 
 Job = Annotated[
     str,
-    typer.Argument(
-        metavar="[JOB]", help="Id, unique prefix of one, unique name, or @last.", autocompletion=complete_jobs
-    ),
+    typer.Argument(metavar="[JOB]", help=REFERENCE, autocompletion=complete_jobs),
 ]
 RequiredJob = Annotated[
     str,
-    typer.Argument(
-        metavar="JOB", help="Id, unique prefix of one, unique name, or @last.", autocompletion=complete_jobs
-    ),
+    typer.Argument(metavar="JOB", help=REFERENCE, autocompletion=complete_jobs),
 ]
 Of = Annotated[
     str, typer.Argument(metavar="RUN", help="A job, or the id or name of a run.", autocompletion=complete_jobs)
@@ -61,14 +61,21 @@ Output = Annotated[Format, typer.Option("-o", "--output", help="How to write the
 File = Annotated[str, typer.Argument(metavar="FILE", help="Job file, YAML or JSON; - reads standard input.")]
 
 
-def with_client(work: Callable[[AsyncClient], Awaitable[int | None]]) -> None:
-    """Runs a command's work with a client of the yard; ends with the exit code it returns."""
+def with_client(work: Callable[[AsyncClient], Awaitable[int | None]], *, reads: bool = False) -> None:
+    """Runs a command's work with a client of the yard; ends with the exit code it returns.
+
+    Args:
+        reads: the work changes nothing and waits for nothing, so that a yard which only reads will do.
+    """
+    from trainyard.client import reading
+
+    starting = reading.start_if_needed() if reads else None  # it starts while this process still imports
     import asyncio
 
     from trainyard.client import AsyncClient
 
     async def run() -> int | None:
-        async with AsyncClient() as client:
+        async with reading.reading_client(starting) if reads else AsyncClient() as client:
             return await work(client)
 
     try:

@@ -10,6 +10,7 @@ from trainyard_protos.v1 import launcher_pb2
 from trainyard.cli import exits, tables, words
 from trainyard.cli.terminal import next_steps, say, state, styled
 from trainyard.client import states
+from trainyard.client.names import job_reference
 from trainyard.errors import YardError
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ def listing(jobs: Sequence[pb.Job], *, wide: bool) -> None:
     if wide:
         headers += ["QUEUE", "PRIORITY", "WORKERS", "RETRIES", "CREATED"]
         rows = [[*row, *_wide(job)] for row, job in zip(rows, jobs, strict=True)]
-    tables.show([*headers, "REASON"], [[*row, _why(job)] for row, job in zip(rows, jobs, strict=True)])
+    stuck = {index for index, job in enumerate(jobs) if job.pending.never_fits}
+    tables.show([*headers, "REASON"], [[*row, _why(job)] for row, job in zip(rows, jobs, strict=True)], uncut=stuck)
     newest = words.short(jobs[0].id)
     next_steps(f"yard status {newest}", f"yard logs {newest}", f"yard explain {newest}")
 
@@ -40,12 +42,16 @@ def listing(jobs: Sequence[pb.Job], *, wide: bool) -> None:
 def _row(job: pb.Job) -> list[str]:
     return [
         words.short(job.id),
-        job.name,
+        _numbered(job),
         state(states.name(job.state)),
         words.between(job.created_ns, 0),
         words.between(job.started_ns, job.ended_ns),
         str(job.attempt or ""),
     ]
+
+
+def _numbered(job: pb.Job) -> str:
+    return job_reference(job) if job.number else job.name
 
 
 def _wide(job: pb.Job) -> list[str]:
@@ -75,7 +81,7 @@ def detail(job: pb.Job, now: launcher_pb2.DescribeResponse) -> None:
     identifier = words.short(job.id)
     tables.pairs(
         [
-            ("job", styled(job.name, "bold")),
+            ("job", styled(_numbered(job), "bold")),
             ("id", job.id),
             ("state", f"{state(states.name(job.state))}{_because(job)}"),
             ("queue", f"{job.queue}, priority {job.priority}"),

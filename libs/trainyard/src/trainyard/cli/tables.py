@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from trainyard.cli import terminal
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def show(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Writes aligned columns; on a terminal, the last column is cut to the width."""
+def show(headers: Sequence[str], rows: Sequence[Sequence[str]], *, uncut: Container[int] = ()) -> None:
+    """Writes aligned columns; on a terminal, the last column is cut to the width.
+
+    Args:
+        uncut: indexes of rows whose last column is written in full all the same.
+    """
     headers, rows = _cleaned(headers), [_cleaned(row) for row in rows]
     widths = [max(_width(row[column]) for row in [headers, *rows]) for column in range(len(headers))]
     terminal.say(terminal.styled(_line(headers, widths), "bold"))
-    for row in rows:
-        terminal.say(_line(row, widths))
+    for index, row in enumerate(rows):
+        terminal.say(_line(row, widths, cut=index not in uncut))
 
 
 def _cleaned(cells: Sequence[str]) -> list[str]:
@@ -25,10 +29,10 @@ def _cleaned(cells: Sequence[str]) -> list[str]:
     return [terminal.clean(" ".join(cell.splitlines())) for cell in cells]
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+def _line(cells: Sequence[str], widths: Sequence[int], *, cut: bool = True) -> str:
     *padded, last = [cell + " " * (width - _width(cell)) for cell, width in zip(cells, widths, strict=True)]
     start = "  ".join([*padded, ""])
-    return (start + _cut(last, _width(start))).rstrip()
+    return (start + (_cut(last, _width(start)) if cut else last)).rstrip()
 
 
 def _cut(text: str, used: int) -> str:

@@ -45,15 +45,18 @@ class AsyncClient(FollowCalls, SearchCalls, ArtifactCalls, AdminCalls):
         self.workspace = workspace
 
     @classmethod
-    def of_this_machine(cls) -> Self:
+    def of_this_machine(cls, *, reading: bool = False) -> Self:
         """A client of the yard that serves `TRAINYARD_HOME`, whatever context and environment say.
+
+        Args:
+            reading: of the one that only reads, which commands share while no yard is up.
 
         Raises:
             NotRunning: none does.
             Refused: there is no token.
         """
         client = cls.__new__(cls)
-        client._connection = Connection(here(home.home()))
+        client._connection = Connection(here(home.home(), reading=reading))
         client.workspace = "default"
         return client
 
@@ -79,10 +82,11 @@ class AsyncClient(FollowCalls, SearchCalls, ArtifactCalls, AdminCalls):
         ]
 
     async def job(self, job: str) -> AsyncJobHandle:
-        """A handle of a job: by id, unique prefix of it, unique name, or "@last".
+        """A handle of a job, by any reference (see `JobCalls`).
 
         Raises:
-            NotFound: there is none, or several fit.
+            NotFound: no job matches.
+            Conflict: several jobs match.
         """
         found = await self.get(job)
         return AsyncJobHandle(self, found.id, found.name)
@@ -91,6 +95,11 @@ class AsyncClient(FollowCalls, SearchCalls, ArtifactCalls, AdminCalls):
     def ephemeral(self) -> bool:
         """Whether the yard runs on this machine and ends when no client is attached and no job is active."""
         return self._connection.target.ephemeral
+
+    @property
+    def read_only(self) -> bool:
+        """Whether no yard is up, and what is stored is only read."""
+        return self._connection.target.read_only
 
     async def attach(self) -> Attachment:
         """Keeps an ephemeral yard up until this process ends or the attachment is released."""

@@ -40,6 +40,19 @@ def resolved(document: Document) -> TrainingJob:
         raise errors.InvalidSpec(str(error), problems=error.problems) from None
 
 
+def code_files(document: Document, job: TrainingJob) -> tuple[Path, CodeFiles] | None:
+    """The folder `code.path` and what of it a submission packs; None when the document has none.
+
+    Raises:
+        InvalidArgument: the folder is missing, too large, or holds what cannot be stored.
+    """
+    code = job.spec.code
+    if code is None or code.path is None:
+        return None
+    root = document.folder / code.path
+    return root, _files(root, code.exclude, results_of(job.spec))
+
+
 async def pack(connection: Connection, document: Document, workspace: str) -> str:
     """Stores the folder `code.path` of the document; returns a reference to exactly that version.
 
@@ -52,14 +65,12 @@ async def pack(connection: Connection, document: Document, workspace: str) -> st
         InvalidArgument: the folder is missing, too large, or holds what cannot be stored.
     """
     job = resolved(document)
-    code = job.spec.code
-    if code is None or code.path is None:
+    found = await asyncio.to_thread(code_files, document, job)
+    if found is None:
         raise errors.InvalidArgument("the document has no 'code.path' to pack", reason="NoCode")
-    root = document.folder / code.path
-    results = _results(job.spec)
-    files = await asyncio.to_thread(_files, root, code.exclude, results)
+    root, files = found
     # Who has set up no logging reads a warning on stderr, users of the command line among them.
-    for note in left_out(files, results):
+    for note in left_out(files, results_of(job.spec)):
         logger.warning(note)
     labels = await _source(connection, root, files.packed, workspace, f"{job.metadata.name}-diff")
     name = f"{job.metadata.name}-code"
@@ -90,7 +101,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _results(spec: Spec) -> ResultPaths:
+def results_of(spec: Spec) -> ResultPaths:
     checkpoints = spec.checkpoints
     return ResultPaths.of(
         [output.path for output in spec.outputs],

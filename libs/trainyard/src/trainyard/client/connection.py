@@ -45,6 +45,7 @@ PATIENCE_ELSEWHERE_S = 300.0
 """The same for a yard elsewhere: a cluster takes its time to bring a gateway to another machine."""
 _LOOK_S = 2.0
 NO_YARD = "NoYard"
+HOW_TO_START = "start one with 'yard up'; 'yard run FILE' starts one for the length of a job"
 """Reason of the error when no yard is named and none runs on this machine."""
 
 Answer = TypeVar("Answer")
@@ -60,6 +61,8 @@ class Target:
     home: Path | None = None
     """Folder of the yard when it runs on this machine."""
     ephemeral: bool = False
+    read_only: bool = False
+    """Whether it answers reads alone, for as long as no yard is up."""
     release: Release | None = None
     """The release whose yard it is, when it is reached through a cluster: it says the rest once it is connected."""
 
@@ -89,18 +92,21 @@ def find(endpoint: str | None = None, token: str | None = None, ca_file: Path | 
     return replace(found, ca_file=ca_file or found.ca_file)
 
 
-def here(folder: Path, token: str | None = None) -> Target:
+def here(folder: Path, token: str | None = None, *, reading: bool = False) -> Target:
     """The yard of this machine that serves a home, whichever yard commands talk to.
+
+    Args:
+        reading: the one that only reads, which commands share while no yard is up.
 
     Raises:
         NotRunning: none does.
         Refused: there is no token.
     """
-    found = home.read_endpoint(folder)
+    found = home.read_endpoint(folder, home.READER_FILE if reading else home.YARD_FILE)
     if found is None:
-        raise errors.NotRunning(f"no yard is running in {folder}", reason=NO_YARD, hint="start one with 'yard up'")
+        raise errors.NotRunning(f"no yard is running in {folder}", reason=NO_YARD, hint=HOW_TO_START)
     ca_file = Path(found.ca) if found.ca else None
-    return Target(found.endpoint, token or _token_of(folder), ca_file, folder, found.ephemeral)
+    return Target(found.endpoint, token or _token_of(folder), ca_file, folder, found.ephemeral, read_only=reading)
 
 
 def _token_of(folder: Path) -> str:

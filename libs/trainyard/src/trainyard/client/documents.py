@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from trainyard.errors import InvalidArgument
+from trainyard.errors import InvalidArgument, InvalidSpec
 
 if TYPE_CHECKING:
     from trainyard_protos.v1 import scheduler_pb2 as pb
@@ -56,6 +56,38 @@ def document(source: Source) -> Document:
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("{")):
         return Document(source, "", Path.cwd())
     return _read(Path(source))
+
+
+def changed(
+    document: Document,
+    *,
+    name: str = "",
+    assignments: Sequence[str] = (),
+    env: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+) -> Document:
+    """The document with what a command line says in place of, or beside, its own; itself when that is nothing.
+
+    Args:
+        name: of the job.
+        assignments: `spec.field=value`, where the value is YAML.
+        env: `KEY=VALUE`.
+        arguments: appended to `spec.command`.
+
+    Raises:
+        InvalidSpec: an option or the result is wrong; problems name the option, or the line of the file.
+    """
+    if not (name or assignments or env or arguments):
+        return document
+    from trainyard.spec import SpecError
+    from trainyard.spec.overrides import load_with, overrides
+
+    try:
+        changes = overrides(name=name, assignments=assignments, env=env, arguments=arguments)
+        job = load_with(document.text, document.filename, changes)
+    except SpecError as error:
+        raise InvalidSpec(str(error), problems=error.problems) from None
+    return replace(document, text=job.to_json())
 
 
 def _read(path: Path) -> Document:

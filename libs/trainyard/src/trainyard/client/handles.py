@@ -36,6 +36,7 @@ class AsyncJobHandle:
 
         Raises:
             JobFailed, JobCancelled: with `check`.
+            NeverFits: no machine can hold it; it stays queued.
             TimeoutError: the job has not ended in time; it goes on.
         """
         job = await asyncio.wait_for(self.calls.wait(self.id), timeout_s)

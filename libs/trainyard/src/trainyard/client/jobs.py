@@ -11,6 +11,7 @@ from trainyard import errors
 from trainyard.client import states
 from trainyard.client.connection import Connection
 from trainyard.client.documents import Document, Source, document
+from trainyard.client.names import job_reference
 from trainyard.client.statuses import code_of, from_code
 
 _ID_LENGTH = 36
@@ -19,7 +20,12 @@ BATCH = 500
 
 
 class JobCalls:
-    """What a client can ask about jobs. `job` is an id, a unique prefix of one, a unique name, or "@last"."""
+    """What a client can ask about jobs.
+
+    `job` is a reference, which the scheduler resolves: an id, a unique prefix of one, a name (its newest job; for a
+    cancel its only job that has not ended), "digits#7" (the 7th job of that name), "@last" or "@-2" (the second
+    newest).
+    """
 
     _connection: Connection
     workspace: str
@@ -91,20 +97,22 @@ class JobCalls:
         kind = from_code(code_of(result.code), has_problems=bool(problems))
         return kind(result.message, reason=result.reason, hint=result.hint, problems=problems)
 
-    async def plan(self, source: Source) -> pb.PlanResponse:
+    async def plan(self, source: Source | Document) -> pb.PlanResponse:
         """What submitting would do, without doing it: the resolved spec, where it fits, its place in the queue.
 
         Raises:
             InvalidSpec: the document is wrong.
         """
-        request = pb.PlanRequest(workspace=self.workspace, document=document(source).message())
+        doc = source if isinstance(source, Document) else document(source)
+        request = pb.PlanRequest(workspace=self.workspace, document=doc.message())
         return await self._connection.call(self._connection.scheduler.Plan, request)
 
     async def get(self, job: str) -> pb.Job:
         """The job with its attempts.
 
         Raises:
-            NotFound: there is none, or the prefix or name fits several.
+            NotFound: no job matches.
+            Conflict: several jobs match.
         """
         request = pb.GetJobRequest(workspace=self.workspace, id=job)
         return await self._connection.call(self._connection.scheduler.GetJob, request)
@@ -113,7 +121,8 @@ class JobCalls:
         """The full id of a job; only what is not one is asked for.
 
         Raises:
-            NotFound: there is no such job, or several fit.
+            NotFound: no job matches.
+            Conflict: several jobs match.
         """
         return job if len(job) == _ID_LENGTH else (await self.get(job)).id
 
@@ -204,11 +213,15 @@ class JobCalls:
 
         Raises:
             NotFound: there is no such job.
+            NeverFits: it is queued, and no machine can hold it.
         """
         found = await self.get(job)
-        if found.state not in states.ENDED:
+        while found.state not in states.ENDED:
+            check_fits(found)
             async for event in self.watch(found.id, found.event_seq):
                 if event.state in states.ENDED:
+                    return await self.get(found.id)
+                if event.state == pb.JOB_STATE_QUEUED:  # again: it may no longer fit
                     break
             found = await self.get(found.id)
         return found
@@ -217,6 +230,21 @@ class JobCalls:
         """The pools of machines, with what is free on each."""
         request = pb.ListPoolsRequest(workspace=self.workspace)
         return (await self._connection.call(self._connection.scheduler.ListPools, request)).pools
+
+
+def check_fits(job: pb.Job) -> None:
+    """Raises for a queued job that waiting does not help.
+
+    Raises:
+        NeverFits: no machine can hold it; the message says what to change.
+    """
+    if job.pending.never_fits:
+        reference = job_reference(job)
+        raise errors.NeverFits(
+            f"{reference} can never start ({job.pending.reason}): {job.pending.message}",
+            reason=job.pending.reason,
+            hint=f"change the job file and submit it again; 'yard cancel {reference}' removes this job from the queue",
+        )
 
 
 def submit_request(

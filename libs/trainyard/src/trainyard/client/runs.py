@@ -50,7 +50,7 @@ _STALLED = "ReaderStalled"
 class RunCalls(JobCalls):
     """Logs, series, live output, stacks and shells.
 
-    `of` names a job as everywhere (id, unique prefix of one, unique name, "@last"), or else a run: the id of an
+    `of` is a reference to a job (see `JobCalls`), or else to a run: the id of an
     attempt, the id of a plain script's run, a unique prefix of one, or the unique name of a plain script's run.
     """
 

@@ -54,6 +54,7 @@ class JobHandle:
 
         Raises:
             JobFailed, JobCancelled: with `check`.
+            NeverFits: no machine can hold it.
             TimeoutError: the job has not ended in time; it goes on.
         """
         return self._loop.run(self._job.wait(timeout_s, check=check))
@@ -135,7 +136,7 @@ class Client(ArtifactMethods):
         return self._loop.run(self._client.plan(source))
 
     def job(self, job: str) -> JobHandle:
-        """A handle of a job: by id, unique prefix of it, unique name, or "@last"."""
+        """A handle of a job: by id, unique prefix of one, name, "digits#7", "@last" or "@-2"; see `JobCalls`."""
         return JobHandle(self._loop, self._loop.run(self._client.job(job)))
 
     def list(self, **filters: Any) -> Iterator[scheduler_pb2.Job]:

@@ -28,6 +28,8 @@ class StartingYard:
     ready: int
     """Read end of the pipe on which the yard says once that it serves, or why it cannot."""
     folder: Path
+    published: str
+    """File in the folder that says where it is."""
 
     def wait(self) -> str:
         """Waits until it serves; returns its endpoint.
@@ -41,7 +43,7 @@ class StartingYard:
         answer = json.loads(said) if said else {"error": f"it ended with code {self.process.wait()}"}
         if "endpoint" in answer:
             return str(answer["endpoint"])
-        other = home.read_endpoint(self.folder)
+        other = home.read_endpoint(self.folder, self.published)
         if other is not None:  # started by somebody else in the meantime
             return other.endpoint
         if answer.get("whose") == "caller":
@@ -64,6 +66,15 @@ def start(folder: Path, arguments: Sequence[str] = ()) -> StartingYard:
         InvalidArgument: as of `prepare`.
     """
     prepare(folder)
+    return _start(folder, arguments, home.YARD_FILE)
+
+
+def start_reading(folder: Path) -> StartingYard:
+    """Starts a yard that only reads a home with data; commands share it, and it ends with them (decision 0036)."""
+    return _start(folder, ["--read-only"], home.READER_FILE)
+
+
+def _start(folder: Path, arguments: Sequence[str], published: str) -> StartingYard:
     ready, said = os.pipe()
     with (folder / LOG_FILE).open("ab") as log:
         process = subprocess.Popen(
@@ -76,7 +87,7 @@ def start(folder: Path, arguments: Sequence[str] = ()) -> StartingYard:
             cwd="/",
         )
     os.close(said)
-    return StartingYard(process, ready, folder)
+    return StartingYard(process, ready, folder, published)
 
 
 def prepare(folder: Path) -> None:

@@ -82,16 +82,22 @@ def _is_clean(text: str) -> bool:
 def _load_any(text: str, filename: str) -> TrainingJob:
     from trainyard.spec.checking import Checker  # here, because JSON that is right does without ruamel
 
-    checker = Checker(_read(text, filename), filename)
+    checker = Checker(read(text, filename), filename)
     job = checker.check()
     if job is None:
         raise SpecError(checker.problems)
     return job
 
 
-def _read(text: str, filename: str) -> Tree:
+def read(text: str, filename: str = "") -> Tree:
+    """Reads a document as data, with the lines of its values; nothing of it is checked.
+
+    Raises:
+        SpecError: the text is neither YAML nor JSON.
+    """
     from trainyard.spec.yaml_reader import Tree, Unreadable, read_yaml
 
+    text = _decode(text, filename)
     try:
         data = json.loads(text) if text.lstrip().startswith("{") else None
     except (ValueError, RecursionError):

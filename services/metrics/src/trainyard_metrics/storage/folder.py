@@ -122,14 +122,19 @@ class State:
 
 
 class RunFolder:
-    """One run's files, open."""
+    """One run's files, open.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        read_only: nothing is changed, for another process may write them.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
+        self._read_only = read_only
         self._journal: Journal | None = None
 
     def open(self) -> State:
-        """Finds out what is stored; removes what a crash left over.
+        """Finds out what is stored; unless it is read-only, removes what a crash left over.
 
         Raises:
             Damaged: something that was acknowledged is not there, or not what was written.
@@ -138,7 +143,8 @@ class RunFolder:
         manifest = manifests.load(self.path)
         found = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
         numbers = _live_segments(self.path, manifest, found)
-        self._tidy(manifest, found)
+        if not self._read_only:
+            self._tidy(manifest, found)
         state = State(
             manifest,
             {file.name: hold(self.path / file.name) for file in manifest.files},
@@ -213,7 +219,7 @@ class RunFolder:
                 state.add(segment, offset, requests)
             segment.size = segment.held.path.stat().st_size
         else:
-            self._journal = Journal(segment.held.path)
+            self._journal = Journal(segment.held.path, read_only=self._read_only)
             for offset, requests in self._journal.recover():
                 state.add(segment, offset, requests)
             segment.size = self._journal.size

@@ -23,15 +23,22 @@ _PAGE = 4096
 class Journal:
     """The file that grows. Not for several threads at once.
 
+    Args:
+        read_only: the file is there, and is not changed.
+
     Attributes:
         size: bytes that are durable.
-        torn: bytes cut off when the file was opened; a copy lies beside the file.
+        torn: bytes of an unfinished write, cut off when the file was opened; a copy lies beside the file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
+        self._read_only = read_only
         self.size = 0
         self.torn = 0
+        if read_only:
+            self._descriptor = os.open(path, os.O_RDONLY)
+            return
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
@@ -80,6 +87,8 @@ class Journal:
         # The header is written with the first frame's fsync: a short or empty file was never acknowledged.
         if end > len(MAGIC):
             raise Damaged(self.path, 0, "this is not a file of records")
+        if self._read_only:
+            return
         write_all(self._descriptor, MAGIC, 0)
         os.fsync(self._descriptor)
         for folder in (self.path.parent, self.path.parent.parent):
@@ -119,6 +128,8 @@ class Journal:
 
     def _cut(self, end: int) -> None:
         self.torn = end - self.size
+        if self._read_only:
+            return
         tail = os.pread(self._descriptor, self.torn, self.size)
         self.path.with_name(f"torn-{self.path.stem}-{self.size}.bin").write_bytes(tail)
         os.ftruncate(self._descriptor, self.size)

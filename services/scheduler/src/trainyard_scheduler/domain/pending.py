@@ -103,6 +103,11 @@ def awaiting(pool: str, kinds: Mapping[str, int], nodes: int, until_ns: int, now
     )
 
 
+def no_yard() -> Pending:
+    """A job that is only looked at, while no yard admits jobs."""
+    return Pending(PendingReason.NO_YARD, "no yard is running: 'yard up' starts one, and this job with it")
+
+
 def no_room_anywhere(demand: Demand, pools: Sequence[PoolView], now_ns: int) -> Pending:
     """A job that no pool alive would hold if it had no others."""
     for pool in pools:

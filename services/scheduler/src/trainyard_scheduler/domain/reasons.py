@@ -60,6 +60,7 @@ class PendingReason(StrEnum):
     BEHIND_OTHERS = "BehindOthers"
     BACKOFF = "Backoff"
     NO_POOL = "NoPool"
+    NO_YARD = "NoYard"
     NONE = ""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from servicekit.celery import LAUNCH, start_queue
 from servicekit.ids import new_id
+from servicekit.messages import LAUNCH, start_queue
 
 from trainyard_scheduler.domain.reasons import EventType
 from trainyard_scheduler.domain.states import AttemptState, JobState

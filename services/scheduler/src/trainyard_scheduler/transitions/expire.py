@@ -15,7 +15,7 @@ from trainyard_scheduler.domain.reasons import ExitReason, StopReason
 from trainyard_scheduler.domain.states import AttemptState, JobState
 from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import SCHEDULER, Transaction
-from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOBS, LABELS, Job
+from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOB_NUMBERS, JOBS, LABELS, Job
 from trainyard_scheduler.transitions.admit import announce
 from trainyard_scheduler.transitions.finish import finish
 from trainyard_scheduler.transitions.pools import block
@@ -56,6 +56,11 @@ def give_up_storing(tx: Transaction, attempt_id: str) -> None:
     exit.acknowledged = False
     send_stop(tx, attempt)
     finish(tx, job, attempt, exit, SCHEDULER, tx.now_ns)
+
+
+_NO_JOB_OF_THE_NAME = ~sqlalchemy.exists().where(
+    JOBS.c.workspace == JOB_NUMBERS.c.workspace, JOBS.c.name == JOB_NUMBERS.c.name
+)
 
 
 def give_up_waiting(tx: Transaction, attempt_id: str, block_s: float) -> None:
@@ -112,6 +117,7 @@ def _remove(tx: Transaction, jobs: Sequence[Job]) -> None:
         # The newest event stays: numbers go on from it after a restart.
         sqlalchemy.delete(EVENTS).where(EVENTS.c.object_id.in_(ids), EVENTS.c.seq < newest),
         sqlalchemy.delete(JOBS).where(JOBS.c.id.in_(ids)),
+        sqlalchemy.delete(JOB_NUMBERS).where(JOB_NUMBERS.c.name.in_({job.name for job in jobs}), _NO_JOB_OF_THE_NAME),
     ):
         tx.connection.execute(statement)
     for job in jobs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from servicekit.celery import STOP, stop_queue
+from servicekit.messages import STOP, stop_queue
 
 from trainyard_scheduler.domain.admission import Amount, Demand, kind_of
 from trainyard_scheduler.domain.reasons import EventType, StopReason

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import sqlalchemy
-from servicekit.celery import FORGET, stop_queue
+from servicekit.messages import FORGET, stop_queue
 from sqlalchemy import bindparam
 from trainyard_protos.v1 import scheduler_pb2
 

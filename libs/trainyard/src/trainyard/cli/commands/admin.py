@@ -35,7 +35,7 @@ def usage(output: Output = Format.TABLE) -> None:
         else:
             _show_usage(services)
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def _show_usage(services: list[ServiceUsage]) -> None:

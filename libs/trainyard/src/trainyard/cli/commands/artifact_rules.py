@@ -100,7 +100,7 @@ def lineage(
         else:
             artifact_views.lineage(found)
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def retention(

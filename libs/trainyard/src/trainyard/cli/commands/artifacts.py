@@ -46,7 +46,7 @@ def list_(
         else:
             artifact_views.listing(versions)
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def show(reference: Reference, output: Output = Format.TABLE) -> None:
@@ -74,7 +74,7 @@ def show(reference: Reference, output: Output = Format.TABLE) -> None:
             say(f"and {version.files - len(found):,} more")
         next_steps(f"yard artifacts files {named}", f"yard artifacts get {named}")
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def files(
@@ -94,7 +94,7 @@ def files(
         else:
             artifact_views.files(found)
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def cat(
@@ -112,7 +112,7 @@ def cat(
             sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def get(
@@ -143,7 +143,7 @@ def get(
             kept = f"{words.plural(version.files, 'file')}, {words.size(version.size)}"
             say(f"{artifact_views.reference(version)} is in {folder}: {kept}")
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def put(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainyard.cli.arguments import LAST, Job, Output, RequiredJob, with_client
+from trainyard.cli.arguments import LAST, REFERENCE, Job, Output, RequiredJob, complete_jobs, with_client
 from trainyard.cli.output import Format
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def jobs(
         else:
             job_views.listing(found, wide=output is Format.WIDE)
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def status(job: Job = LAST, output: Output = Format.TABLE) -> None:
@@ -65,12 +65,12 @@ def status(job: Job = LAST, output: Output = Format.TABLE) -> None:
         else:
             job_views.detail(found, await job_views.live(client, found))
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def events(
     job: Annotated[
-        str, typer.Argument(metavar="[JOB]", help="Id, prefix, name or @last; without it, events of everything.")
+        str, typer.Argument(metavar="[JOB]", help=f"{REFERENCE} Without it, events of everything.")
     ] = "",
     artifact: Annotated[str, typer.Option(metavar="NAME", help="Only what users changed of this artifact.")] = "",
     follow: Annotated[
@@ -103,7 +103,7 @@ def events(
             async for event in client.watch(identifier, seen):
                 show(event)
 
-    with_client(work)
+    with_client(work, reads=not follow)
 
 
 async def _events(client: AsyncClient, job_id: str) -> AsyncIterator[tuple[str, scheduler_pb2.Event]]:
@@ -129,11 +129,18 @@ def explain(job: Job = LAST, output: Output = Format.TABLE) -> None:
         else:
             job_views.explanation(answer, await job_views.live(client, answer.job))
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def cancel(
-    job: RequiredJob,
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB",
+            help=f"{REFERENCE} A name selects its only job that has not ended.",
+            autocompletion=complete_jobs,
+        ),
+    ],
     message: Annotated[str, typer.Option("-m", "--message", help="Why; it is kept with the event.")] = "",
 ) -> None:
     """Stop a job: its processes get SIGTERM and their grace period."""

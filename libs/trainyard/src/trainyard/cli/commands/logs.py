@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,13 +60,15 @@ def logs(
             show(line)
             if line.attempt == position.attempt:
                 position.next_seq[line.line.node] = line.line.seq + 1
+        if follow and client.read_only:
+            return _of_an_ended_job(found)
         if not follow:
             if none and not output.for_programs:
                 complain("no such lines" if rank or only or search or regex else "it has written nothing")
             return 0
         return await _go_on(client, found, position, show, lambda line: line.rank in ranks and matches(line.text))
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 async def _job(client: AsyncClient, of: str, attempt: int) -> tuple[JobMessage, int]:
@@ -119,13 +122,56 @@ def _writer(job: JobMessage, times: bool, output: Format) -> Writer:
     return lambda stored: say(form.text(stored.line))
 
 
+def _of_an_ended_job(job: JobMessage) -> int:
+    """The exit code of a job that is followed while no yard is up.
+
+    Raises:
+        NotRunning: it has not ended, and does not while no yard is up.
+    """
+    from trainyard.cli.run.summary import exit_code
+    from trainyard.client import states
+    from trainyard.client.connection import HOW_TO_START, NO_YARD
+    from trainyard.client.names import job_reference
+    from trainyard.errors import NotRunning
+
+    if job.state not in states.ENDED:
+        raise NotRunning(
+            f"{job_reference(job)} is {states.name(job.state)}, and no yard is running to follow it",
+            reason=NO_YARD,
+            hint=HOW_TO_START,
+        )
+    return exit_code(job)
+
+
 async def _go_on(
     client: AsyncClient, job: JobMessage, position: Position, show: Writer, wanted: Callable[[LogLine], bool]
 ) -> int:
-    """Follows to the end of the job; returns the exit code it stands for."""
+    """Follows to the end of the job; returns the exit code it stands for.
+
+    Raises:
+        NeverFits: it is queued, and no machine can hold it.
+    """
+    from trainyard.cli.run.summary import exit_code
+
+    ended = asyncio.create_task(client.wait(job.id))
+    shown = asyncio.create_task(_show_new(client, job, position, show, wanted))
+    try:
+        await asyncio.wait({ended, shown}, return_when=asyncio.FIRST_EXCEPTION)
+        for task in (ended, shown):
+            if task.done():
+                task.result()
+        return exit_code(await ended)
+    finally:
+        for task in (ended, shown):
+            task.cancel()
+        await asyncio.gather(ended, shown, return_exceptions=True)
+
+
+async def _show_new(
+    client: AsyncClient, job: JobMessage, position: Position, show: Writer, wanted: Callable[[LogLine], bool]
+) -> None:
     from trainyard_protos.v1 import metrics_pb2
 
-    from trainyard.cli.run.summary import exit_code
     from trainyard.cli.terminal import complain
 
     async for event in client.follow(job.id, position):
@@ -134,4 +180,3 @@ async def _go_on(
                 show(metrics_pb2.StoredLine(attempt=position.attempt, line=line))
         if event.WhichOneof("event") == "dropped":
             complain(f"… {event.dropped.to_seq - event.dropped.from_seq} lines of node {event.dropped.node} are lost")
-    return exit_code(await client.wait(job.id))

@@ -50,7 +50,7 @@ def metrics(
             series = await client.series(subject, include_hidden=hidden)
             _table(subject.job_id or subject.run_id, series, wide=output is Format.WIDE)
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def _table(job: str, series: Sequence[metrics_pb2.SeriesInfo], *, wide: bool) -> None:

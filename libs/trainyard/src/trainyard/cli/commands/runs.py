@@ -61,7 +61,7 @@ def list_(
         else:
             run_views.listing(found, names)
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def show(of: Of, output: Output = Format.TABLE) -> None:
@@ -77,7 +77,7 @@ def show(of: Of, output: Output = Format.TABLE) -> None:
         else:
             run_views.detail(run, wide=output is Format.WIDE)
 
-    with_client(work)
+    with_client(work, reads=True)
 
 
 def compare(
@@ -102,4 +102,4 @@ def compare(
         else:
             run_views.comparison(found, wide=output is Format.WIDE)
 
-    with_client(work)
+    with_client(work, reads=True)

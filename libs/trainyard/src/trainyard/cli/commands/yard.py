@@ -87,7 +87,9 @@ def _refuse_options(running: home.YardFile, arguments: list[str]) -> None:
 
 
 def down(
-    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    yes: Annotated[
+        bool, typer.Option("-y", "--yes", help="Cancel active jobs without asking; needed where there is no terminal.")
+    ] = False,
     stop_jobs: Annotated[
         bool,
         typer.Option("--stop-jobs/--leave-jobs", help="Cancel what runs, or let it go on for the next yard to find."),
@@ -155,14 +157,28 @@ _ACTIVE = ("queued", "starting", "running", "stopping", "finalizing")
 
 
 def _ask(jobs: list[scheduler_pb2.Job]) -> None:
+    """Asks whether to cancel the jobs.
+
+    Raises:
+        Conflict: there is no terminal to ask on.
+    """
     import sys
 
     from trainyard.cli import terminal, words
+    from trainyard.client.names import job_reference
 
-    if jobs and sys.stdin.isatty() and terminal.is_terminal():
-        names = ", ".join(f"{job.name} ({words.short(job.id)})" for job in jobs[:5])
-        more = f" and {len(jobs) - 5} more" if len(jobs) > 5 else ""
-        typer.confirm(terminal.plain(f"Cancel {words.plural(len(jobs), 'job')}: {names}{more}?"), abort=True)
+    if not jobs:
+        return
+    names = ", ".join(map(job_reference, jobs[:5]))
+    more = f" and {len(jobs) - 5} more" if len(jobs) > 5 else ""
+    what = f"{words.plural(len(jobs), 'job')}: {names}{more}"
+    if not (sys.stdin.isatty() and terminal.is_terminal()):
+        raise errors.Conflict(
+            f"this would cancel {what}, and there is no terminal to prompt for confirmation",
+            reason="ConfirmationNeeded",
+            hint="'yard down --yes' cancels them; 'yard down --leave-jobs' leaves them to the next yard",
+        )
+    typer.confirm(terminal.plain(f"Cancel {what}?"), abort=True)
 
 
 def _wait_for(process: int, running: home.YardFile, folder: Path) -> None:

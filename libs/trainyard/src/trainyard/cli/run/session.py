@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,36 @@ async def run(source: Document) -> int | None:
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, received.put_nowait, number)
+
+    async def work(client: AsyncClient, held: Attachment | None) -> int:
+        submission = asyncio.create_task(client.submit_document(source))
+        # The request leaves now; the view is imported while the yard works on it.
+        await asyncio.sleep(0)
+        from trainyard.cli.run.views import make_view
+
+        job = (await submission).job
+        if held:
+            await held.hold(job.id)
+        session = _Session(client, job, make_view(job), received, held)
+        try:
+            code = await session.to_the_end()
+        except errors.NeverFits:
+            if held:  # else the yard stays up for it
+                await client.cancel(job.id, "no machine can hold it")
+            raise
+        if held:
+            await held.hold(job.id, detached=True)
+        return code
+
+    return await _attached(work)
+
+
+async def attached(work: Callable[[AsyncClient], Awaitable[int]]) -> int | None:
+    """Runs work in the yard that is up; returns what it returns, or None when that yard is ending."""
+    return await _attached(lambda client, _: work(client))
+
+
+async def _attached(work: Callable[[AsyncClient, Attachment | None], Awaitable[int]]) -> int | None:
     try:
         client = AsyncClient()
     except errors.NotRunning as error:
@@ -39,19 +70,7 @@ async def run(source: Document) -> int | None:
             held = await client.attach() if client.ephemeral else None
         except errors.NotRunning:
             return None
-        submission = asyncio.create_task(client.submit_document(source))
-        # The request leaves now; the view is imported while the yard works on it.
-        await asyncio.sleep(0)
-        from trainyard.cli.run.views import make_view
-
-        job = (await submission).job
-        if held:
-            await held.hold(job.id)
-        session = _Session(client, job, make_view(job), received, held)
-        code = await session.to_the_end()
-        if held:
-            await held.hold(job.id, detached=True)
-        return code
+        return await work(client, held)
 
 
 class _Session:

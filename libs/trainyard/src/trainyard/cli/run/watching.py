@@ -10,6 +10,7 @@ from trainyard_protos.v1 import scheduler_pb2 as pb
 
 from trainyard import errors
 from trainyard.client import states
+from trainyard.client.jobs import check_fits
 
 if TYPE_CHECKING:
     from trainyard.cli.run.views import View
@@ -26,6 +27,7 @@ async def show(client: AsyncClient, job: pb.Job, view: View) -> None:
     """Returns when the job has ended and its output was shown.
 
     Raises:
+        NeverFits: it is queued, and no machine can hold it.
         YardError: the yard was lost.
     """
     view.submitted(job)
@@ -33,7 +35,11 @@ async def show(client: AsyncClient, job: pb.Job, view: View) -> None:
     waiting = asyncio.create_task(_pending(client, job, view))
     ended = asyncio.create_task(_states(client, job, view, waiting))
     try:
-        await asyncio.wait({ended, output}, return_when=asyncio.FIRST_COMPLETED)
+        while not (ended.done() or output.done()):
+            running = {task for task in (ended, output, waiting) if not task.done()}
+            await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done() and not waiting.cancelled():
+                waiting.result()
         if output.done():
             output.result()
         await ended
@@ -54,6 +60,8 @@ async def _states(client: AsyncClient, job: pb.Job, view: View, waiting: asyncio
                 waiting.cancel()
             if slow is not None:
                 slow.cancel()
+            if event.state == pb.JOB_STATE_QUEUED:
+                check_fits(await client.get(job.id))
             if event.state == pb.JOB_STATE_STARTING:
                 slow = asyncio.create_task(_slow_start(client, job, view))
             view.happened(event)
@@ -86,13 +94,19 @@ async def _output(client: AsyncClient, job: pb.Job, view: View) -> None:
 
 
 async def _pending(client: AsyncClient, job: pb.Job, view: View) -> None:
-    """While the job is queued: why. Whatever happens in the yard may change the reason."""
+    """While the job is queued: why. Whatever happens in the yard may change the reason.
+
+    Raises:
+        NeverFits: no machine can hold it.
+    """
+    check_fits(job)
     view.waits(job.pending)
     shown = job.pending
     async for _ in client.watch(from_now=True):
         now = await client.get(job.id)
         if now.state != pb.JOB_STATE_QUEUED:
             return
+        check_fits(now)
         if now.pending != shown:
             view.waits(now.pending)
             shown = now.pending
