@@ -96,7 +96,7 @@ class ReadingYard:
         yard = YardFile.of_this_process(self.endpoint, version("trainyard-embedded"), ephemeral=True)
         self._published = Published(home, yard, READER_FILE)
         self._changes = Changes(lambda reason, text: logger.warning(text, extra={"reason": reason}))
-        self._changes.watch(home, flags.MOVED_TO, self._on_change)
+        self._changes.watch(home, flags.MOVED_TO | flags.MOVED_FROM | flags.DELETE, self._on_change)
         self._on_change(None)
 
     async def whole(self) -> None:
@@ -112,8 +112,12 @@ class ReadingYard:
         await self._host.stop()
 
     def _on_change(self, event: Event | None) -> None:
-        if (event is None or event.name == YARD_FILE) and read_endpoint(self._settings.home) is not None:
+        if event is not None and event.name != YARD_FILE:
+            return
+        if read_endpoint(self._settings.home) is not None:
             self.servicer.give_way(_GRACE_S)
+        else:
+            self.servicer.stay()
 
     async def _ready(self, name: str) -> None:
         await asyncio.shield(self._begin(name))

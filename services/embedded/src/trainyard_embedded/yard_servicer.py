@@ -104,12 +104,19 @@ class ReadingYardServicer(AttachedYardServicer):
 
     def __init__(self, facts: YardFacts) -> None:
         super().__init__(facts, _cancels_nothing)
+        self._giving_way: asyncio.TimerHandle | None = None
 
     def give_way(self, grace_s: float) -> None:
         """Takes no new clients; ends with those it has, or after a grace time in seconds."""
         if not self._closing:
             self._closing = True
-            asyncio.get_running_loop().call_later(grace_s, self.ended.set)
+            self._giving_way = asyncio.get_running_loop().call_later(grace_s, self.ended.set)
+
+    def stay(self) -> None:
+        """Takes clients again, unless it ends for another reason."""
+        if self._giving_way is not None:
+            self._giving_way.cancel()
+            self._giving_way, self._closing = None, False
 
 
 async def _cancels_nothing(workspace: str, job_id: str, message: str) -> None:
