@@ -45,7 +45,7 @@ _METHODS = {
     ),
     "SchedulerAdminService": ("scheduler", ("GetUsage",)),
     "MetricsService": ("metrics", ("ListRuns", "SearchRuns", "ListSeries", "QuerySeries", "WatchSeries", "ReadLogs")),
-    "MetricsAdminService": ("metrics", ("GetUsage",)),
+    "MetricsAdminService": ("metrics", ("GetUsage", "ListAdminEvents")),
     "ArtifactService": (
         "artifacts",
         (
@@ -59,7 +59,7 @@ _METHODS = {
             "GetRetention",
         ),
     ),
-    "ArtifactAdminService": ("artifacts", ("GetUsage",)),
+    "ArtifactAdminService": ("artifacts", ("GetUsage", "ListAdminEvents")),
 }
 _READS = {
     f"/trainyard.v1.{name}/{method}": service for name, (service, methods) in _METHODS.items() for method in methods

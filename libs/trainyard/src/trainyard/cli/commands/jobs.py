@@ -69,9 +69,7 @@ def status(job: Job = LAST, output: Output = Format.TABLE) -> None:
 
 
 def events(
-    job: Annotated[
-        str, typer.Argument(metavar="[JOB]", help=f"{REFERENCE} Without it, events of everything.")
-    ] = "",
+    job: Annotated[str, typer.Argument(metavar="[JOB]", help=f"{REFERENCE} Without it, events of everything.")] = "",
     artifact: Annotated[str, typer.Option(metavar="NAME", help="Only what users changed of this artifact.")] = "",
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Then show events of jobs and pools as they happen.")
