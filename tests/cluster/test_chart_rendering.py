@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import ipaddress
 from collections.abc import Iterator
 from typing import Any
 
@@ -208,15 +209,58 @@ def test_the_launcher_knows_every_secret_claim_and_account_that_no_job_may_name(
     assert {name for name in own if not any(fnmatch.fnmatchcase(name, each) for each in reserved)} == set()
 
 
-def test_nobody_reaches_a_pod_of_a_job_and_it_reaches_everybody() -> None:
+def reaches(policy: dict[str, Any], address: str, port: int) -> bool:
+    """Whether the policy's rules let its pods reach an address outside of the cluster, as Kubernetes reads them."""
+    if "Egress" not in policy["policyTypes"]:
+        return True
+    target = ipaddress.ip_address(address)
+
+    def within(block: dict[str, Any]) -> bool:
+        excepted = [ipaddress.ip_network(each) for each in block.get("except", ())]
+        assert all(each.version == ipaddress.ip_network(block["cidr"]).version for each in excepted)
+        return target in ipaddress.ip_network(block["cidr"]) and not any(target in each for each in excepted)
+
+    return any(
+        ("ports" not in rule or port in {each["port"] for each in rule["ports"]})
+        and ("to" not in rule or any(within(peer["ipBlock"]) for peer in rule["to"] if "ipBlock" in peer))
+        for rule in policy["egress"]
+    )
+
+
+def test_no_pod_reaches_a_pod_of_a_job_which_reaches_all_other_pods() -> None:
     closed = named(made("small"), "NetworkPolicy", "yard-trainyard-jobs")
     assert closed["metadata"]["namespace"] == "platform-jobs"
-    assert closed["spec"] == {
-        "podSelector": {"matchLabels": {LAUNCHER: "platform-yard-trainyard"}},
-        "policyTypes": ["Ingress"],
-        "ingress": [],
-    }
+    spec = closed["spec"]
+    assert spec["podSelector"] == {"matchLabels": {LAUNCHER: "platform-yard-trainyard"}}
+    assert (spec["policyTypes"], spec["ingress"]) == (["Ingress", "Egress"], [])
+    [rule] = spec["egress"]
+    assert "ports" not in rule and {"namespaceSelector": {}} in rule["to"]
     assert environ(made("small"), "launcher")["TRAINYARD_LAUNCHER_KUBERNETES_NETWORK_POLICIES"] == "true"
+
+
+METADATA = ["169.254.169.254", "fd00:ec2::254"]
+
+
+@pytest.mark.parametrize("restricted", [False, True])
+@pytest.mark.parametrize("address", METADATA)
+def test_jobs_do_not_reach_the_metadata_service_of_the_cloud(address: str, restricted: bool) -> None:
+    objects = rendered({"networkPolicies": {"jobs": {"restrictEgress": restricted}}})
+    spec = named(objects, "NetworkPolicy", "yard-trainyard-jobs")["spec"]
+    assert not any(reaches(spec, address, port) for port in (53, 80, 443))
+
+
+@pytest.mark.parametrize("address", ["93.184.216.34", "2001:db8::1", "169.254.20.10"])
+def test_jobs_reach_every_other_address_unless_egress_is_restricted(address: str) -> None:
+    assert reaches(named(made("small"), "NetworkPolicy", "yard-trainyard-jobs")["spec"], address, 443)
+    objects = rendered({"networkPolicies": {"jobs": {"restrictEgress": True}}})
+    spec = named(objects, "NetworkPolicy", "yard-trainyard-jobs")["spec"]
+    assert reaches(spec, address, 53) and not reaches(spec, address, 443)
+
+
+@pytest.mark.parametrize("address", METADATA)
+def test_who_needs_the_metadata_service_may_allow_it(address: str) -> None:
+    objects = rendered({"networkPolicies": {"jobs": {"blockedAddresses": []}}})
+    assert reaches(named(objects, "NetworkPolicy", "yard-trainyard-jobs")["spec"], address, 80)
 
 
 def test_what_pods_of_jobs_reach_can_be_restricted_to_the_yard_each_other_and_a_list() -> None:
@@ -234,6 +278,45 @@ def test_what_pods_of_jobs_reach_can_be_restricted_to_the_yard_each_other_and_a_
     assert port["port"] in {each["containerPort"] for each in gateway["spec"]["containers"][0]["ports"]}
     assert others == {"to": [{"podSelector": {"matchLabels": {LAUNCHER: "platform-yard-trainyard"}}}]}
     assert listed == bucket
+
+
+PLACEMENT: dict[str, Any] = {
+    "nodeSelector": {"pool": "system"},
+    "tolerations": [{"key": "system", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+}
+
+
+def test_every_pod_of_the_installation_can_be_placed_and_has_the_priority_class() -> None:
+    components = ("scheduler", "launcher", "metrics", "artifacts", "operator", "gateway", "redis", "setup")
+    issued = {"tls": {"certManager": {"enabled": True, "issuerRef": {"name": "company"}}}}
+    values = issued | {"priorityClassName": "platform"} | dict.fromkeys(components, PLACEMENT)
+    found = dict(pods(rendered(values)))
+    assert {f"Job/yard-trainyard-{hook}" for hook in ("namespace", "setup", "publish", "remove")} <= found.keys()
+    for owner, spec in found.items():
+        assert {key: spec.get(key) for key in PLACEMENT} == PLACEMENT, owner
+        assert spec.get("priorityClassName") == "platform", owner
+
+
+def test_who_may_edit_a_namespace_may_edit_its_training_jobs_and_who_may_view_it_may_view_them() -> None:
+    """By aggregation: Kubernetes adds the rules of labelled roles to its own."""
+
+    def allowed(role: str) -> dict[str, set[str]]:
+        label = f"rbac.authorization.k8s.io/aggregate-to-{role}"
+        found: dict[str, set[str]] = {}
+        for each in made("small"):
+            if each["kind"] == "ClusterRole" and each["metadata"]["labels"].get(label) == "true":
+                for rule in each["rules"]:
+                    assert rule["apiGroups"] == ["trainyard.dev"]
+                    for resource in rule["resources"]:
+                        found.setdefault(resource, set()).update(rule["verbs"])
+        return found
+
+    read = {"get", "list", "watch"}
+    assert allowed("view") == {"trainingjobs": read, "trainingjobs/status": {"get"}}
+    change = {"create", "update", "patch", "delete", "deletecollection"}
+    assert allowed("edit") == {"trainingjobs": read | change, "trainingjobs/status": {"get"}}
+    assert allowed("admin") == allowed("edit")
 
 
 @pytest.mark.parametrize("fullname", ["yard", "y" * 40])
@@ -381,6 +464,9 @@ WRONG = {
     "/nameOverride": {"nameOverride": "My Yard"},
     "/tls/extraHosts/0": {"tls": {"extraHosts": ["https://yard.example"]}},
     "/networkPolicies/jobs": {"networkPolicies": {"jobs": {"egres": []}}},
+    "/networkPolicies/jobs/blockedAddresses/0": {
+        "networkPolicies": {"jobs": {"blockedAddresses": ["169.254.169.254"]}}
+    },
 }
 
 

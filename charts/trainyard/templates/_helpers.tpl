@@ -141,17 +141,9 @@ capabilities:
   drop: [ALL]
 {{- end -}}
 
-{{- /* Where a pod may run: (dict "root" $ "values" .Values.scheduler "component" "scheduler") */ -}}
+{{- /* Where a pod of a service may run: (dict "root" $ "values" .Values.scheduler "component" "scheduler") */ -}}
 {{- define "trainyard.placement" -}}
-{{- with .values.nodeSelector }}
-nodeSelector: {{ toYaml . | nindent 2 }}
-{{- end }}
-{{- with .values.tolerations }}
-tolerations: {{ toYaml . | nindent 2 }}
-{{- end }}
-{{- if .values.affinity }}
-affinity: {{ toYaml .values.affinity | nindent 2 }}
-{{- else }}
+{{- if not .values.affinity }}
 topologySpreadConstraints:
   - maxSkew: 1
     topologyKey: kubernetes.io/hostname
@@ -160,6 +152,20 @@ topologySpreadConstraints:
       matchLabels:
         {{- include "trainyard.selector" .root | nindent 8 }}
         app.kubernetes.io/component: {{ .component }}
+{{- end }}
+{{- include "trainyard.scheduling" . }}
+{{- end -}}
+
+{{- /* Where any pod may run, how important it is and how its image is pulled: (dict "root" $ "values" .Values.setup) */ -}}
+{{- define "trainyard.scheduling" -}}
+{{- with .values.nodeSelector }}
+nodeSelector: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.tolerations }}
+tolerations: {{ toYaml . | nindent 2 }}
+{{- end }}
+{{- with .values.affinity }}
+affinity: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- with .root.Values.priorityClassName }}
 priorityClassName: {{ . | quote }}
@@ -183,4 +189,29 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
 - name: {{ $name }}
   value: {{ include "trainyard.text" $value | quote }}
 {{- end }}
+{{- end -}}
+
+{{- /* Peers of a rule for egress: every pod, and every address but the given CIDRs. A network plugin may match pods by
+       selector alone, so that an ipBlock does not stand for them. */ -}}
+{{- define "trainyard.unblocked" -}}
+{{- $six := list -}}
+{{- $four := list -}}
+{{- range . -}}
+{{- if contains ":" . -}}
+{{- $six = append $six . -}}
+{{- else -}}
+{{- $four = append $four . -}}
+{{- end -}}
+{{- end -}}
+- namespaceSelector: {}
+- ipBlock:
+    cidr: 0.0.0.0/0
+    {{- with $four }}
+    except: {{ toJson . }}
+    {{- end }}
+- ipBlock:
+    cidr: ::/0
+    {{- with $six }}
+    except: {{ toJson . }}
+    {{- end }}
 {{- end -}}

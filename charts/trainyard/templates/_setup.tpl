@@ -144,9 +144,7 @@ spec:
       automountServiceAccountToken: true
       enableServiceLinks: false
       securityContext: {{- include "trainyard.podSecurityContext" $root | nindent 8 }}
-      {{- with $root.Values.imagePullSecrets }}
-      imagePullSecrets: {{ toYaml . | nindent 8 }}
-      {{- end }}
+      {{- include "trainyard.scheduling" (dict "root" $root "values" $root.Values.setup) | nindent 6 }}
       containers:
         - name: setup
           image: {{ include "trainyard.image" (dict "root" $root "image" $root.Values.image) }}
