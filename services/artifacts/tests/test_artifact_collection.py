@@ -1,11 +1,13 @@
 """What is removed, and what never is."""
 
 import asyncio
+import time
 
 import pytest
 from blake3 import blake3
 from servicekit.errors import reason_of
 from trainyard.artifacts import describe, download, send, upload, upload_part
+from trainyard_artifacts import chunks
 from trainyard_artifacts.chunks import runs
 from trainyard_artifacts.folder import UNFINISHED
 from trainyard_protos.v1 import artifacts_pb2 as pb
@@ -162,3 +164,31 @@ async def test_a_commit_and_a_deletion_of_the_same_chunks_meet(yard, tree, tmp_p
     await yard.app.collector.collect()
     await download(yard.user(), "new", tmp_path / "out", workspace="default")
     assert contents(tmp_path / "out") == {"a": b"shared"}
+
+
+async def test_a_wall_clock_that_was_set_forward_makes_nothing_old(yard, tree, monkeypatch):
+    await store(yard, tree({"a": b"gone"}), "gone")
+    await delete(yard, "gone")
+    (known,) = yard.packs()
+    young = known.with_name(known.name[:-1] + ("0" if known.name[-1] != "0" else "1"))
+    young.write_bytes(b"x")
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + 365 * 86_400 * 10**9)
+    done = await yard.app.collector.collect()
+    assert (done.chunks, done.orphans) == (0, 0)
+
+
+async def test_a_pack_that_is_being_stored_is_no_leftover_however_old_its_name_looks(yard, tree, monkeypatch):
+    await store(yard, tree({"a": b"1"}))
+    (known,) = yard.packs()
+    known.with_name(OLD_ID).write_bytes(b"x")
+    monkeypatch.setattr(chunks, "new_id", lambda: OLD_ID)
+    stored, put = [], yard.app.collector.objects.put
+
+    async def put_while_collecting(key, parts):
+        await put(key, parts)
+        stored.append((await yard.app.collector.collect()).orphans)
+
+    monkeypatch.setattr(yard.app.collector.objects, "put", put_while_collecting)
+    await store(yard, tree({"a": b"2"}))
+    assert stored == [0]

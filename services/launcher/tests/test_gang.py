@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard_launcher.attempts import Attempt, Phase
@@ -110,3 +113,14 @@ def test_the_first_failure_stays_the_first(said: list[tuple[int, Phase, common_p
         attempt.advance(node, phase, exit)
         seen = attempt.first_failure if seen is None else seen
         assert attempt.first_failure == seen
+
+
+@pytest.mark.parametrize("step_ns", [86_400 * 10**9, -86_400 * 10**9])
+def test_a_step_of_the_wall_clock_is_not_taken_for_the_deadline(monkeypatch: pytest.MonkeyPatch, step_ns: int) -> None:
+    now_ns = time.time_ns()
+    late, early = (
+        Attempt(Facts("default", "job", "name", "attempt", 1, 1, 1, 30, deadline_ns=due_ns), now=0, minted=0)
+        for due_ns in (now_ns, now_ns + 3600 * 10**9)
+    )
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + step_ns)
+    assert (late.past_deadline, early.past_deadline) == (True, False)

@@ -1,6 +1,7 @@
 """What an operator asks: how much there is, whether it is whole, tidying up, copies, and how long things are kept."""
 
 import sqlite3
+import time
 from contextlib import closing
 
 import pytest
@@ -218,3 +219,12 @@ async def test_attempts_are_refused(ingestor, method):
         call = getattr(stub, method)(request)
         error = await refused(call if method in ("GetUsage", "Maintain") else call.read())
     assert reason_of(error) == "UserOnly"
+
+
+async def test_a_wall_clock_that_was_set_forward_makes_no_run_old(ingestor, monkeypatch):
+    await open_run(ingestor.user(), 1, job="", fence=0)
+    await append(ingestor.user(), points([1.0]))
+    await ingestor.restart(plain_run_ttl_s=5 * 86_400)
+    later = now_ns() + 10 * DAY_NS
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    assert (await ingestor.admin().Maintain(admin_pb2.MaintainRequest())).done == []

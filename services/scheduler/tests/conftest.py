@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 from servicekit import server as grpc_server
 from servicekit.auth import AttemptTokens, Authenticator, bearer_token
 from servicekit.celery import celery_app
+from servicekit.clock import Clock
 from trainyard.channel import connect
 from trainyard_scheduler.app import Scheduler
 from trainyard_scheduler.settings import Settings
@@ -21,7 +22,7 @@ OpenYard = Callable[..., AbstractAsyncContextManager[Yard]]
 
 @asynccontextmanager
 async def open_yard(
-    home: Path, clock: Callable[[], int] | None = None, *, database_url: str, **settings: object
+    home: Path, clock: Clock | None = None, *, database_url: str, **settings: object
 ) -> AsyncIterator[Yard]:
     bearer, tokens = bearer_token(home), AttemptTokens.load_or_create(home)
     registry = CollectorRegistry()

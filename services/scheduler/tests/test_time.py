@@ -199,3 +199,83 @@ async def test_event_numbers_go_on_after_everything_was_forgotten(
         await first.scheduler._duties._expiry([])
     async with open_scheduler(tmp_path / "own", clock=clock) as second:
         assert (await second.submit()).event_seq > newest
+
+
+HOUR_S = 3600.0
+
+
+@pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S])
+async def test_a_step_of_the_wall_clock_moves_no_deadline_and_no_backoff(
+    yard: Yard, clock: Clock, step_s: float
+) -> None:
+    running = await yard.started((await yard.submit(document(deadline="1m"))).id)
+    waiting = await yard.ended((await yard.submit(document(retries={"limit": 2, "backoff": "20s"}))).id, exit_of())
+    clock.step(step_s)
+    yard.move(clock, 19)
+    assert [(await yard.job(each.id)).state for each in (running, waiting)] == [
+        s.JOB_STATE_RUNNING,
+        s.JOB_STATE_QUEUED,
+    ]
+    yard.move(clock, 1)
+    assert (await yard.admitted(waiting.id)).attempt == 2
+    yard.move(clock, 40)
+    stopping = await yard.until(running.id, "Stopping")
+    assert (stopping.reason, stopping.time_ns) == ("DeadlineExceeded", clock.now_ns)
+
+
+@pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S])
+async def test_a_step_of_the_wall_clock_gives_no_attempt_less_or_more_time_to_store_its_outputs(
+    yard: Yard, clock: Clock, step_s: float
+) -> None:
+    job = await yard.started((await yard.submit(document(gracePeriod="30s"))).id)
+    await yard.report(job, s.ATTEMPT_PHASE_FINISHING, COMPLETED)
+    clock.step(step_s)
+    yard.move(clock, 89)
+    assert (await yard.job(job.id)).state == s.JOB_STATE_FINALIZING
+    yard.move(clock, 1)
+    assert (await yard.until(job.id, "Failed")).reason == "OutputsNotStored"
+
+
+@pytest.mark.parametrize("step_s", [2 * HOUR_S, -2 * HOUR_S])
+async def test_a_step_of_the_wall_clock_is_no_launchers_silence(yard: Yard, clock: Clock, step_s: float) -> None:
+    clock.step(step_s)
+    yard.move(clock, 3599)
+    assert (await yard.submit()).pending.reason != "NoPool"
+    yard.move(clock, 1)
+    await yard.until("", "PoolLost")
+
+
+async def test_a_night_in_which_the_machine_slept_is_no_launchers_silence_and_counts_for_a_deadline(
+    yard: Yard, clock: Clock
+) -> None:
+    job = await yard.started((await yard.submit(document(deadline="8h"))).id)
+    clock.sleep(8 * HOUR_S)
+    yard.move(clock, 0)
+    assert (await yard.until(job.id, "Stopping")).reason == "DeadlineExceeded"
+    assert "PoolLost" not in [event.type for event in await yard.events()]
+
+
+async def test_no_job_is_removed_because_the_wall_clock_was_set_forward_and_none_stays_because_it_was_set_back(
+    yard: Yard, clock: Clock
+) -> None:
+    job = await yard.ended((await yard.submit(document(ttl="1h"))).id, COMPLETED)
+    clock.step(24 * HOUR_S)
+    yard.move(clock, 3599)
+    assert (await yard.job(job.id)).state == s.JOB_STATE_SUCCEEDED
+    clock.step(-24 * HOUR_S)
+    yard.move(clock, 1)
+    await yard.forgotten(job.id)
+
+
+async def test_a_restart_continues_from_the_stored_times(
+    tmp_path: Path, open_scheduler: OpenYard, clock: Clock
+) -> None:
+    async with open_scheduler(tmp_path, clock=clock) as before:
+        await before.register(lease_s=3600)
+        job = await before.started((await before.submit(document(deadline="1m"))).id)
+        before.move(clock, 40)
+    async with open_scheduler(tmp_path, clock=clock) as after:
+        after.move(clock, 19)
+        assert (await after.job(job.id)).state == s.JOB_STATE_RUNNING
+        after.move(clock, 1)
+        assert (await after.until(job.id, "Stopping")).reason == "DeadlineExceeded"

@@ -10,6 +10,7 @@ import grpc
 from celery import Celery
 from kombu import Queue
 from prometheus_client import CollectorRegistry
+from servicekit import clock
 from servicekit.auth import AttemptTokens
 from trainyard_protos.v1 import common_pb2 as c
 from trainyard_protos.v1 import scheduler_pb2 as s
@@ -40,14 +41,36 @@ def exit_of(reason: str = "WorkerFailed", **fields: Any) -> c.Exit:
 COMPLETED = c.Exit(reason="Completed", exit_code=0, acknowledged=True)
 
 
-class Clock:
-    """Time that stands still until it is moved."""
+class Clock(clock.Clock):
+    """Time that stands still until it is moved.
+
+    Attributes:
+        now_ns: UTC.
+    """
 
     def __init__(self) -> None:
         self.now_ns = 1_800_000_000_000_000_000
+        self._stepped_ns = self._slept_ns = 0
+        super().__init__()
 
-    def __call__(self) -> int:
+    def utc_ns(self) -> int:
         return self.now_ns
+
+    def steady_ns(self) -> int:
+        return self.now_ns - self._stepped_ns
+
+    def awake_ns(self) -> int:
+        return self.steady_ns() - self._slept_ns
+
+    def step(self, seconds: float) -> None:
+        """Somebody sets the wall clock."""
+        self.now_ns += int(seconds * 1e9)
+        self._stepped_ns += int(seconds * 1e9)
+
+    def sleep(self, seconds: float) -> None:
+        """The machine sleeps."""
+        self.now_ns += int(seconds * 1e9)
+        self._slept_ns += int(seconds * 1e9)
 
 
 @dataclass

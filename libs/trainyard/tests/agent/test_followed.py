@@ -1,5 +1,6 @@
 """A tracker's log as the agent follows it: newest values, cuts, and space given back."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -172,3 +173,15 @@ def test_a_cut_is_at_the_checkpoints_step_or_where_the_lowest_rank_had_come_to_b
 
 def test_without_rows_a_cut_is_at_the_step_of_the_checkpoint(small_segments):
     assert Tracked(small_segments).cut(40, step=7).step == 7
+
+
+def test_logs_that_begin_after_the_wall_clock_was_set_back_are_found(small_segments, monkeypatch):
+    log_with(Log(), 3)
+    tracked = Tracked(small_segments)
+    assert tracked.look()
+    monkeypatch.setenv("RANK", "1")
+    log_with(Log(), 3)
+    an_hour_ago = small_segments.stat().st_mtime_ns - 3600 * 10**9
+    os.utime(small_segments, ns=(an_hour_ago, an_hour_ago))  # as a folder that changes then says
+    assert tracked.look()
+    assert {log.source.rank for log in tracked.logs} == {0, 1}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from blake3 import blake3
+from servicekit.clock import CLOCK
 from servicekit.errors import Aborted, InvalidArgument
 from servicekit.ids import new_id, now_ns
 from servicekit.store import Store
@@ -61,8 +62,8 @@ def key_of(workspace: str, id: str) -> str:
 
 
 def age_s(id: str) -> float:
-    """Seconds since an id (a UUIDv7) was made."""
-    return now_ns() / 1e9 - int(id[:8] + id[9:13], 16) / 1e3
+    """Seconds since an id (a UUIDv7) was made, at least: a step of the wall clock makes none older."""
+    return CLOCK.past_ns() / 1e9 - int(id[:8] + id[9:13], 16) / 1e3
 
 
 def runs(hashes: Sequence[bytes], places: Mapping[bytes, Place]) -> Iterator[Run]:
@@ -89,6 +90,12 @@ class Chunks:
         self._store = store
         self._objects = objects
         self._settings = settings
+        self._storing: set[str] = set()
+
+    @property
+    def storing(self) -> frozenset[str]:
+        """Ids of packs whose objects are being stored: the index will know them soon."""
+        return frozenset(self._storing)
 
     async def missing(self, workspace: str, hashes: Collection[bytes]) -> list[bytes]:
         """Those of `hashes` that are not there. The others stay for most of the grace time at least."""
@@ -131,10 +138,25 @@ class Chunks:
             also: what is done in the same transaction of the index.
         """
         id = new_id()
+        self._storing.add(id)
+        try:
+            await self._store_pack(id, workspace, built, moved, also)
+        finally:
+            self._storing.discard(id)
+
+    async def _store_pack(
+        self,
+        id: str,
+        workspace: str,
+        built: pack.Pack,
+        moved: Sequence[tuple[str, Entry]] | None,
+        also: Callable[[Session], None] | None,
+    ) -> None:
+        begun_ns = CLOCK.steady_ns()
         await self._objects.put(key_of(workspace, id), built.parts)
 
         def admit(session: Session) -> None:
-            if age_s(id) > self._settings.orphan_grace_s / 2:
+            if CLOCK.steady_ns() - begun_ns > self._settings.orphan_grace_s / 2 * 1e9:
                 # A sweep may soon take it for one that nobody finished.
                 raise Aborted("storing took too long", reason="PackTooOld", hint="try again; the store is slow")
             row = PackRow(id=id, workspace=workspace, size=built.size, data_bytes=built.data_bytes)

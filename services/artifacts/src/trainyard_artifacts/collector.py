@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from servicekit.clock import CLOCK
 from servicekit.events import AdminEvent, Recorder, Subject
-from servicekit.ids import now_ns
 from servicekit.store import Store
 from servicekit.verify import knows_everything
 from sqlmodel import Session, col, select
@@ -125,11 +125,11 @@ class Collector:
         return removed
 
     async def _drop_parts(self) -> int:
-        before_ns = now_ns() - int(self.settings.part_ttl_s * 1e9)
+        before_ns = CLOCK.past_ns() - int(self.settings.part_ttl_s * 1e9)
         return await self.store.write(lambda session: _drop_parts(session, before_ns))
 
     async def _remove_chunks(self) -> int:
-        before_ns = now_ns() - int(self.settings.chunk_grace_s * 1e9)
+        before_ns = CLOCK.past_ns() - int(self.settings.chunk_grace_s * 1e9)
         removed = 0
         while count := await self.store.write(lambda session: index.remove_unused(session, before_ns, _ROWS_AT_ONCE)):
             removed += count
@@ -189,10 +189,13 @@ class Collector:
             logger.warning("packs that the index does not know are kept: its database was missing, see admin verify")
             return
         found = await self.objects.list(PACKS)
-        # What is old and unknown now stays unknown: the index takes no old packs in.
+        # What is old and unknown now, and not being stored, stays unknown: the index takes no old packs in.
+        storing = self.chunks.storing
         known = set(await self.store.read(lambda session: session.exec(select(PackRow.id)).all()))
         for key, size in found:
             id = key.rpartition("/")[2].removesuffix(UNFINISHED)
+            if id in storing:
+                continue
             if is_id(id) and (id not in known or key.endswith(UNFINISHED)) and age_s(id) > self.settings.orphan_grace_s:
                 await self.objects.delete(key)
                 done.orphans += 1

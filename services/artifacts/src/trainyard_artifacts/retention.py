@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from servicekit.clock import CLOCK
 from servicekit.errors import InvalidArgument
 from servicekit.events import AdminEvent, Recorder, Subject
-from servicekit.ids import now_ns
 from sqlmodel import Session, col, select
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
@@ -100,7 +100,7 @@ def apply(session: Session, workspace: str, name: str, defaults: Defaults, recor
     query = catalog.living(workspace, name)
     rows = session.exec(query.where(VersionRow.job_id == newest.job_id) if of_job else query).all()
     by_id = {row.id: row for row in rows}
-    gone = superfluous(rule, _candidates(session, rows), now_ns())
+    gone = superfluous(rule, _candidates(session, rows), CLOCK.past_ns())
     for id in gone:
         catalog.remove(session, by_id[id])
     if gone and recorder is not None:

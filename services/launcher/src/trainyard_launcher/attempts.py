@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Protocol
 
+from servicekit.clock import CLOCK
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
 from trainyard_launcher.backend import Facts
@@ -90,6 +91,7 @@ class Attempt:
     """
 
     __slots__ = (
+        "_deadline_ns",
         "facts",
         "first_failure",
         "nodes",
@@ -104,6 +106,8 @@ class Attempt:
 
     def __init__(self, facts: Facts, now: float, minted: float) -> None:
         self.facts = facts
+        # By the steady clock, as the scheduler counts it.
+        self._deadline_ns = CLOCK.steady_ns() + facts.deadline_ns - CLOCK.utc_ns()
         self.nodes = [Node(index, now, minted) for index in range(facts.nodes)]
         self.reported = Phase.STARTING
         self.first_failure: int | None = None
@@ -113,6 +117,11 @@ class Attempt:
         self.progress: common_pb2.Progress | None = None
         self.ring: Ring | None = None
         self.watchers: set[asyncio.Event] | None = None
+
+    @property
+    def past_deadline(self) -> bool:
+        """Whether it is past the deadline of its job."""
+        return self.facts.deadline_ns > 0 and CLOCK.steady_ns() >= self._deadline_ns
 
     @property
     def over(self) -> bool:

@@ -300,8 +300,7 @@ class Supervisor:
         if attempt is None:
             self._never_started(attempt_id, fence, "Stopped", "nothing of it runs here")
         elif attempt.facts.fence == fence:
-            due = attempt.facts.deadline_ns
-            self.stop_attempt(attempt, "DeadlineExceeded" if due and time.time_ns() >= due else "Cancelled")
+            self.stop_attempt(attempt, "DeadlineExceeded" if attempt.past_deadline else "Cancelled")
 
     def stop_attempt(self, attempt: Attempt, reason: str) -> None:
         """Asks all nodes to end, after a peer's failure those whose workers may still run; what is left when their time

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from servicekit.clock import CLOCK
 from servicekit.errors import ServiceError
 from servicekit.events import AdminEvent, Recorder, Subject
-from servicekit.ids import now_ns
 from servicekit.store import Store
 from sqlalchemy import ColumnElement, and_, update
 from sqlmodel import Session, col, select
@@ -101,7 +101,7 @@ class Retention:
 
 
 def _before(ttl_s: float) -> int:
-    return now_ns() - int(ttl_s * 1e9)
+    return CLOCK.past_ns() - int(ttl_s * 1e9)
 
 
 def _old_plain_runs(session: Session, before: int) -> Sequence[str]:

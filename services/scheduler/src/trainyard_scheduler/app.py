@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
 from prometheus_client import CollectorRegistry, Histogram
+from servicekit.clock import CLOCK, Clock
 from servicekit.events import AdminEvent, Subject
-from servicekit.ids import now_ns
 from servicekit.outbox import Publisher
 from servicekit.store import Store
 from trainyard_protos.v1 import admin_pb2_grpc, scheduler_pb2_grpc
@@ -45,7 +44,7 @@ class Scheduler:
         celery: where messages to launchers go; None: it only reads, next to the scheduler that writes, if there is one.
         settings: bounds and times.
         registry: where metrics are shown.
-        clock: UTC nanoseconds.
+        clock: where time comes from.
     """
 
     name = "scheduler"
@@ -58,7 +57,7 @@ class Scheduler:
         celery: Celery | None,
         settings: Settings,
         registry: CollectorRegistry | None = None,
-        clock: Callable[[], int] = now_ns,
+        clock: Clock = CLOCK,
     ) -> None:
         self._settings = settings
         self._home = home

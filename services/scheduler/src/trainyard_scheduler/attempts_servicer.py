@@ -146,7 +146,7 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
         require_user()
         _require(request.pool, "pool")
         return await self._store.read(
-            lambda session: queries.tombstones(session, request.pool, request.page_token, self._index.clock())
+            lambda session: queries.tombstones(session, request.pool, request.page_token, self._index.clock.past_ns())
         )
 
     async def ConfirmTombstones(

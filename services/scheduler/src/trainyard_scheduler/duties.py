@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import Histogram
 
@@ -74,44 +75,44 @@ class TimerDuties:
             TimerKind.AVOIDED: self._avoided,
         }
 
-    async def _backoff(self, job_ids: list[str]) -> None:
+    async def _backoff(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:
             self._index.release_backoff(job_id)
 
-    async def _deadline(self, job_ids: list[str]) -> None:
-        for job_id in job_ids:
-            await self._ledger.write(functools.partial(expire.pass_deadline, job_id=job_id))
+    async def _deadline(self, jobs: Mapping[str, int]) -> None:
+        for job_id, due_ns in jobs.items():
+            await self._ledger.write(functools.partial(expire.pass_deadline, job_id=job_id, due_ns=due_ns))
 
-    async def _finalize(self, attempt_ids: list[str]) -> None:
-        for attempt_id in attempt_ids:
-            await self._ledger.write(functools.partial(expire.give_up_storing, attempt_id=attempt_id))
+    async def _finalize(self, attempts: Mapping[str, int]) -> None:
+        for attempt_id, due_ns in attempts.items():
+            await self._ledger.write(functools.partial(expire.give_up_storing, attempt_id=attempt_id, due_ns=due_ns))
 
-    async def _reclaim(self, attempt_ids: list[str]) -> None:
+    async def _reclaim(self, attempt_ids: Iterable[str]) -> None:
         lost = [name for name in attempt_ids if self._index.message_was_lost(name, self._patience_ns)]
         # Set before the write: a claim that comes meanwhile cancels it.
         for attempt_id in attempt_ids:
-            self._index.timers.set(TimerKind.RECLAIM, attempt_id, self._index.clock() + self._patience_ns)
+            self._index.timers.after(TimerKind.RECLAIM, attempt_id, self._patience_ns)
         if lost:
             await self._ledger.write(functools.partial(expire.announce_again, attempt_ids=lost))
 
-    async def _lease(self, names: list[str]) -> None:
+    async def _lease(self, names: Iterable[str]) -> None:
         for name in names:
             lease_s = self._index.pools[name].lease_s
             if self._index.pools[name].alive:
                 await self._ledger.write(functools.partial(pools.lose, name=name, lease_s=lease_s))
 
-    async def _provision(self, attempt_ids: list[str]) -> None:
+    async def _provision(self, attempt_ids: Iterable[str]) -> None:
         block_s = self._settings.kind_retry_s
         for attempt_id in attempt_ids:
             await self._ledger.write(functools.partial(expire.give_up_waiting, attempt_id=attempt_id, block_s=block_s))
 
-    async def _blocked(self, names: list[str]) -> None:
-        for name in names:
-            self._index.unblock(name)
+    async def _blocked(self, pools: Mapping[str, int]) -> None:
+        for name, due_ns in pools.items():
+            self._index.unblock(name, due_ns)
 
-    async def _avoided(self, job_ids: list[str]) -> None:
-        for job_id in job_ids:
-            self._index.try_again(job_id)
+    async def _avoided(self, jobs: Mapping[str, int]) -> None:
+        for job_id, due_ns in jobs.items():
+            self._index.try_again(job_id, due_ns)
 
-    async def _expiry(self, _keys: list[str]) -> None:
+    async def _expiry(self, _keys: Iterable[str]) -> None:
         await self._ledger.write(functools.partial(expire.remove_expired, limit=self._settings.expiry_batch))

@@ -48,7 +48,7 @@ class SchedulerCollector(Collector):
     def _queues(self) -> Iterator[Metric]:
         waiting = self._index.waits()
         counts = Counter((job.queue, why) for why, job in waiting)
-        oldest = {queue: self._index.clock() for queue in {_DEFAULT_QUEUE, *(job.queue for _, job in waiting)}}
+        oldest = {queue: self._index.clock.utc_ns() for queue in {_DEFAULT_QUEUE, *(job.queue for _, job in waiting)}}
         for why, job in waiting:
             if why is Wait.ROOM:
                 oldest[job.queue] = min(oldest[job.queue], job.since_ns)
@@ -58,7 +58,7 @@ class SchedulerCollector(Collector):
         age = GaugeMetricFamily(
             "trainyard_queue_oldest_seconds", "How long the oldest job has waited for room", labels=["queue"]
         )
-        now = self._index.clock()
+        now = self._index.clock.utc_ns()
         for queue, since_ns in oldest.items():
             age.add_metric([queue], max(0.0, (now - since_ns) / _NS_PER_S))
             for why in Wait:

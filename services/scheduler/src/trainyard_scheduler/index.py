@@ -11,10 +11,12 @@ import bisect
 import functools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
+
+from servicekit.clock import Clock
 
 from trainyard_scheduler.domain.admission import (
     NOTHING,
@@ -105,8 +107,8 @@ class LivePool:
     alive: bool
     seen_ns: int
     blocked_until_ns: dict[str, int] = field(default_factory=dict)  # by kind: until then no attempt waits for it
-    last_claim_ns: int = 0
-    newest_claimed_ns: int = 0  # creation time of the newest attempt that was claimed
+    last_claim_ns: int = 0  # by the steady clock
+    newest_claimed: str = ""  # id of the newest attempt that was claimed: ids grow
     room: Room = field(init=False)
     born_ns: dict[str, int] = field(default_factory=dict)  # when each machine was first announced
     stand_ins: dict[str, str] = field(default_factory=dict)  # machines that came for promised ones
@@ -134,7 +136,7 @@ class LivePool:
 
     def follow(self, before: LivePool, now_ns: int) -> None:
         """Keeps what is known of the pool beside what was announced."""
-        self.last_claim_ns, self.newest_claimed_ns = before.last_claim_ns, before.newest_claimed_ns
+        self.last_claim_ns, self.newest_claimed = before.last_claim_ns, before.newest_claimed
         known = dict.fromkeys(before.offer.machines, 0) | before.born_ns
         self.born_ns = {name: known.get(name, now_ns) for name in self.offer.machines}
         self.blocked_until_ns = {
@@ -189,11 +191,11 @@ class Index:
     """The queue, the pools and what is held of them.
 
     Args:
-        clock: UTC nanoseconds.
+        clock: where time comes from.
         admits: whether queued jobs are admitted; false where jobs are only looked at.
     """
 
-    def __init__(self, clock: Callable[[], int], *, admits: bool = True) -> None:
+    def __init__(self, clock: Clock, *, admits: bool = True) -> None:
         self._admits = admits
         self.clock = clock
         self.database_id = ""  # of the database that it was rebuilt from
@@ -228,13 +230,13 @@ class Index:
         since_ns: int = 0,
     ) -> None:
         """A job waits, from now on or since a time."""
-        now_ns = self.clock()
-        demand = self._avoiding(job_id, demand)
+        now_ns = self.clock.utc_ns()
+        demand = self._avoiding(job_id, demand, now_ns)
         demand = self._demands.setdefault(demand, demand)
         later_ns = not_before_ns if not_before_ns > now_ns else 0
         self._waiting[job_id] = Waiting(priority, demand, later_ns, sys.intern(queue), since_ns or now_ns)
         if later_ns:
-            self.timers.set(TimerKind.BACKOFF, job_id, later_ns)
+            self.timers.at(TimerKind.BACKOFF, job_id, later_ns)
         else:
             self._file(job_id)
 
@@ -374,25 +376,24 @@ class Index:
         self._avoided.pop(job_id, None)
         self.timers.cancel(TimerKind.AVOIDED, job_id)
 
-    def _avoiding(self, job_id: str, demand: Demand) -> Demand:
+    def _avoiding(self, job_id: str, demand: Demand, now_ns: int) -> Demand:
         known = self._avoided.get(job_id)
         if known is None:
             return demand
-        now_ns = self.clock()
         known = {name: until_ns for name, until_ns in known.items() if until_ns > now_ns}
         if known:
             self._avoided[job_id] = known
-            self.timers.set(TimerKind.AVOIDED, job_id, min(known.values()))
+            self.timers.at(TimerKind.AVOIDED, job_id, min(known.values()), now_ns)
         else:
             self.forget(job_id)
         return demand._replace(wishes=demand.wishes._replace(avoided=frozenset(known)))
 
-    def try_again(self, job_id: str) -> None:
-        """Machines that did not take a job may be tried again."""
+    def try_again(self, job_id: str, due_ns: int) -> None:
+        """Machines that did not take a job, and were not to be tried until `due_ns`, may be tried again."""
         job = self._waiting.get(job_id)
         if job is None:
             return
-        demand = self._avoiding(job_id, job.demand)
+        demand = self._avoiding(job_id, job.demand, due_ns)
         if not job.not_before_ns:
             self._unfile(job_id, job)
         self._waiting[job_id] = job._replace(demand=self._demands.setdefault(demand, demand))
@@ -404,18 +405,17 @@ class Index:
         live = self.pools.get(pool)
         if live is not None:
             live.blocked_until_ns[kind] = until_ns
-            self.timers.set(TimerKind.BLOCKED, pool, min(live.blocked_until_ns.values()))
+            self.timers.at(TimerKind.BLOCKED, pool, min(live.blocked_until_ns.values()))
             self._sort_anew()
 
-    def unblock(self, pool: str) -> None:
-        """Kinds whose time is over may be tried again."""
+    def unblock(self, pool: str, due_ns: int) -> None:
+        """Kinds that were not to be tried until `due_ns` may be tried again."""
         live = self.pools.get(pool)
         if live is None:
             return
-        now_ns = self.clock()
-        live.blocked_until_ns = {kind: due for kind, due in live.blocked_until_ns.items() if due > now_ns}
+        live.blocked_until_ns = {kind: due for kind, due in live.blocked_until_ns.items() if due > due_ns}
         if live.blocked_until_ns:
-            self.timers.set(TimerKind.BLOCKED, pool, min(live.blocked_until_ns.values()))
+            self.timers.at(TimerKind.BLOCKED, pool, min(live.blocked_until_ns.values()), due_ns)
         self._sort_anew()
 
     # Pools
@@ -424,19 +424,19 @@ class Index:
         """A pool was announced for the first time, or differently."""
         before = self.pools.get(pool.name)
         if before is not None:
-            pool.follow(before, self.clock())
+            pool.follow(before, self.clock.utc_ns())
         pool.settle(holding for holding in self._holding.values() if holding.pool == pool.name)
         self.pools[pool.name] = pool
         self._sort_anew()
         self.renew(pool.name)
         if pool.blocked_until_ns:
-            self.timers.set(TimerKind.BLOCKED, pool.name, min(pool.blocked_until_ns.values()))
+            self.timers.at(TimerKind.BLOCKED, pool.name, min(pool.blocked_until_ns.values()))
 
     def renew(self, name: str) -> None:
         """A pool was heard of."""
         pool = self.pools[name]
-        pool.seen_ns = self.clock()
-        self.timers.set(TimerKind.LEASE, name, pool.seen_ns + int(pool.lease_s * 1e9))
+        pool.seen_ns = self.clock.utc_ns()
+        self.timers.after(TimerKind.LEASE, name, int(pool.lease_s * 1e9))
 
     def lose_pool(self, name: str) -> None:
         """A pool was not heard of for its lease: it takes no new work."""
@@ -455,12 +455,12 @@ class Index:
     def _views(self) -> list[PoolView]:
         return [pool.view() for pool in self.pools.values()]
 
-    def claimed(self, pool: str, created_ns: int, now_ns: int) -> None:
-        """A launcher of the pool took an attempt that was created then."""
+    def claimed(self, pool: str, attempt_id: str) -> None:
+        """A launcher of the pool took an attempt."""
         live = self.pools.get(pool)
         if live is not None:
-            live.last_claim_ns = now_ns
-            live.newest_claimed_ns = max(live.newest_claimed_ns, created_ns)
+            live.last_claim_ns = self.clock.steady_ns()
+            live.newest_claimed = max(live.newest_claimed, attempt_id)
 
     def message_was_lost(self, attempt_id: str, patience_ns: int) -> bool:
         """Whether an unclaimed attempt's message must be lost.
@@ -472,15 +472,16 @@ class Index:
         live = self.pools.get(holding.pool) if holding else None
         if holding is None or live is None or not live.alive:
             return False
-        return holding.created_ns < live.newest_claimed_ns or self.clock() - live.last_claim_ns >= patience_ns
+        return attempt_id < live.newest_claimed or self.clock.steady_ns() - live.last_claim_ns >= patience_ns
 
     # Expiry
 
     def expire_at(self, due_ns: int) -> None:
         """Some ended job is to be removed then; the table knows which."""
-        known = self.timers.due_ns(TimerKind.EXPIRY, "")
-        if known is None or due_ns < known:
-            self.timers.set(TimerKind.EXPIRY, "", due_ns)
+        left_ns = max(0, due_ns - self.clock.past_ns())
+        known = self.timers.fires_ns(TimerKind.EXPIRY, "")
+        if known is None or self.clock.steady_ns() + left_ns < known:
+            self.timers.after(TimerKind.EXPIRY, "", left_ns)
 
     # Answers
 
@@ -516,10 +517,10 @@ class Index:
         if job is None:
             return Pending()
         if job.not_before_ns and self._admits:
-            return backoff(job.not_before_ns, self.clock())
+            return backoff(job.not_before_ns, self.clock.utc_ns())
         if job.demand.wishes.avoided and self._wait(job.demand) is Wait.MACHINES:
             known = self._avoided[job_id]
-            return avoiding(known, min(known.values()), self.clock())
+            return avoiding(known, min(known.values()), self.clock.utc_ns())
         why = self.would_wait(job.demand, self.jobs_ahead(job.priority, job_id))
         return why if self._admits or why.never_fits else no_yard()
 
@@ -529,13 +530,13 @@ class Index:
         due_ns = self.timers.due_ns(TimerKind.PROVISION, attempt_id)
         if holding is None or due_ns is None:
             return Pending()
-        return awaiting(holding.pool, holding.awaited, len(holding.machines), due_ns, self.clock())
+        return awaiting(holding.pool, holding.awaited, len(holding.machines), due_ns, self.clock.utc_ns())
 
     def would_wait(self, demand: Demand, jobs_ahead: int) -> Pending:
         """Why a job with so many others ahead would not run."""
         views = self._views()
         if self._wait(demand) is not Wait.ROOM:
-            return no_room_anywhere(demand, views, self.clock())
+            return no_room_anywhere(demand, views, self.clock.utc_ns())
         return waiting(demand, views, jobs_ahead)
 
     def fits_empty(self, demand: Demand) -> tuple[str, ...]:

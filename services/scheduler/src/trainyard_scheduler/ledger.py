@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy
+from servicekit.clock import Clock
 from servicekit.events import KEPT, AdminEvent, Subject, columns_of
 from servicekit.outbox import Publisher
 from servicekit.store import Store
@@ -58,12 +59,18 @@ _ATTEMPT_BY_ID = sqlalchemy.select(ATTEMPTS).where(ATTEMPTS.c.id == bindparam("k
 
 
 class Transaction:
-    """What one transition reads and writes. Records handed out are written back when they were passed to `changed`."""
+    """What one transition reads and writes. Records handed out are written back when they were passed to `changed`.
 
-    def __init__(self, session: Session, now_ns: int, next_seq: int) -> None:
+    Attributes:
+        now_ns: UTC, for what is stored.
+        past_ns: what stored times are compared with before anything is removed; see `Clock`.
+    """
+
+    def __init__(self, session: Session, clock: Clock, next_seq: int) -> None:
         self.session = session
         self.connection = session.connection()
-        self.now_ns = now_ns
+        self.now_ns = clock.utc_ns()
+        self.past_ns = clock.past_ns()
         self.next_seq = next_seq
         self.effects: list[Effect] = []
         self.events: list[Event] = []
@@ -198,9 +205,7 @@ def _changes(records: Iterable[Job | Attempt], columns: tuple[str, ...]) -> list
 class Ledger:
     """Runs transitions and tells the index, the watchers and the outbox what was committed."""
 
-    def __init__(
-        self, store: Store, index: Index, hub: EventHub, publisher: Publisher, clock: Callable[[], int]
-    ) -> None:
+    def __init__(self, store: Store, index: Index, hub: EventHub, publisher: Publisher, clock: Clock) -> None:
         self._store = store
         self._index = index
         self._hub = hub
@@ -246,7 +251,7 @@ class Ledger:
 
     def _transact(self, session: Session, transition: Callable[[Transaction], T]) -> tuple[T, Transaction]:
         # On the writer's thread, which alone gives event numbers; one that is undone leaves a hole.
-        transaction = Transaction(session, self._clock(), self._next_seq)
+        transaction = Transaction(session, self._clock, self._next_seq)
         value = transition(transaction)
         transaction.flush()
         self._next_seq = transaction.next_seq

@@ -47,9 +47,9 @@ def _attempts(session: Session, index: Index) -> None:
     for row in session.connection().execute(query.where(ATTEMPTS.c.state != AttemptState.ENDED)):
         _hold(index, row)
         if row.state == AttemptState.CREATED:
-            index.timers.set(TimerKind.RECLAIM, row.id, index.clock())  # its message may have died with us
+            index.timers.after(TimerKind.RECLAIM, row.id, 0)  # its message may have died with us
         if row.state == AttemptState.FINALIZING:
-            index.timers.set(TimerKind.FINALIZE, row.id, row.finalize_by_ns)
+            index.timers.at(TimerKind.FINALIZE, row.id, row.finalize_by_ns)
 
 
 def _hold(index: Index, row: sqlalchemy.Row[Any]) -> None:
@@ -60,7 +60,7 @@ def _hold(index: Index, row: sqlalchemy.Row[Any]) -> None:
     kinds = pool.offer.kinds if pool else {}
     waits_s = [kinds[kind].provision_timeout_s if kind in kinds else 0.0 for kind in holding.awaited]
     if waits_s:
-        index.timers.set(TimerKind.PROVISION, row.id, row.created_ns + int(min(waits_s) * NS_PER_S))
+        index.timers.at(TimerKind.PROVISION, row.id, row.created_ns + int(min(waits_s) * NS_PER_S))
 
 
 def _queue(session: Session, index: Index) -> None:
@@ -71,7 +71,7 @@ def _queue(session: Session, index: Index) -> None:
                 row.id, row.priority, _demand(row), row.not_before_ns, queue=row.queue, since_ns=row.updated_ns
             )
         if row.deadline_ns:
-            index.timers.set(TimerKind.DEADLINE, row.id, row.deadline_ns)
+            index.timers.at(TimerKind.DEADLINE, row.id, row.deadline_ns)
 
 
 def _expiry(session: Session, index: Index) -> None:

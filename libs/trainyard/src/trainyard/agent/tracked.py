@@ -19,7 +19,7 @@ from trainyard.tracker.records import SUFFIX
 
 MAX_METRICS = 64
 # A folder that changed less than that before it was read may change again without its time telling.
-CLOCK_TICK_NS = 10**9
+FILE_CLOCK_TICK_S = 1.0
 DROPPED = "system/dropped_rows"
 
 
@@ -69,7 +69,8 @@ class Tracked:
         self._cuts_within_ns = int(cuts_within_s * 1e9)
         self._logs: dict[str, FollowedLog] = {}
         self._dropped: dict[str, SampleSource] = {}
-        self._looked_for_logs_ns = 0
+        self._folder_changed_ns = -1  # as the folder says, whatever steps the wall clock made
+        self._change_seen_s = self._looked_for_logs_s = 0.0  # monotonic
         self._ranks: dict[str, int] = {}  # of the newest value of each metric
         self._said = False
         self._pace = Pace()
@@ -118,9 +119,12 @@ class Tracked:
 
     def _find(self) -> None:
         """New logs. The folder is read only when it changed: after a long outage it holds thousands of segments."""
-        if self._folder.stat().st_mtime_ns < self._looked_for_logs_ns - CLOCK_TICK_NS:
+        changed_ns, now_s = self._folder.stat().st_mtime_ns, time.monotonic()
+        if changed_ns != self._folder_changed_ns:
+            self._folder_changed_ns, self._change_seen_s = changed_ns, now_s
+        elif self._looked_for_logs_s > self._change_seen_s + FILE_CLOCK_TICK_S:
             return
-        self._looked_for_logs_ns = time.time_ns()
+        self._looked_for_logs_s = now_s
         first: dict[str, int] = {}
         for path in self._folder.iterdir():
             writer, _, number = path.stem.partition(".")
@@ -130,7 +134,7 @@ class Tracked:
             try:
                 self._logs[writer] = FollowedLog(self._folder, writer, index)
             except ValueError:
-                self._looked_for_logs_ns = 0  # its writer is just about to write the header
+                self._folder_changed_ns = -1  # its writer is just about to write the header
 
     def _take(self, stretch: Stretch, rank: int) -> None:
         for group in stretch.groups:

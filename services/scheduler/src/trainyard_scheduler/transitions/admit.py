@@ -35,7 +35,7 @@ def _admit(tx: Transaction, job: Job, admission: Admission, reclaim_after_s: flo
     job.not_before_ns = 0
     if not job.deadline_ns and (deadline_s := read_policy(job.policy).deadline_s):
         job.deadline_ns = tx.now_ns + int(deadline_s * NS_PER_S)
-    _tell_index(tx, job, attempt, admission, tx.now_ns + int(reclaim_after_s * NS_PER_S))
+    _tell_index(tx, job, attempt, admission, int(reclaim_after_s * NS_PER_S))
     tx.add_attempt(attempt)
     tx.changed(job)
     tx.event(job, EventType.ADMITTED, SCHEDULER, message=f"on {named(admission.machines)}")
@@ -54,7 +54,7 @@ def _next_attempt(tx: Transaction, job: Job, admission: Admission) -> Attempt:
     )
 
 
-def _tell_index(tx: Transaction, job: Job, attempt: Attempt, admission: Admission, reclaim_ns: int) -> None:
+def _tell_index(tx: Transaction, job: Job, attempt: Attempt, admission: Admission, reclaim_after_ns: int) -> None:
     job_id, attempt_id, deadline_ns = job.id, attempt.id, job.deadline_ns
     holding = Holding(admission.pool, admission.machines, admission.node, attempt.created_ns)
     provision_ns = attempt.created_ns + int(admission.provision_timeout_s * NS_PER_S)
@@ -63,11 +63,11 @@ def _tell_index(tx: Transaction, job: Job, attempt: Attempt, admission: Admissio
         index.dequeue(job_id)
         index.hold(attempt_id, holding)
         index.tally.admissions += 1
-        index.timers.set(TimerKind.RECLAIM, attempt_id, reclaim_ns)
+        index.timers.after(TimerKind.RECLAIM, attempt_id, reclaim_after_ns)
         if holding.awaited:
-            index.timers.set(TimerKind.PROVISION, attempt_id, provision_ns)
+            index.timers.at(TimerKind.PROVISION, attempt_id, provision_ns)
         if deadline_ns:
-            index.timers.set(TimerKind.DEADLINE, job_id, deadline_ns)
+            index.timers.at(TimerKind.DEADLINE, job_id, deadline_ns)
 
     tx.after_commit(effect)
 

@@ -55,12 +55,12 @@ def staleness(attempt: Attempt | None, fence: int, launcher_id: str) -> str:
 def _take(tx: Transaction, job: Job, attempt: Attempt, launcher_id: str) -> None:
     attempt.state = AttemptState.CLAIMED
     attempt.launcher_id = launcher_id
-    attempt.claimed_ns = now_ns = tx.now_ns
-    pool, created_ns = attempt.pool, attempt.created_ns
+    attempt.claimed_ns = tx.now_ns
+    pool = attempt.pool
 
     def effect(index: Index) -> None:
         index.timers.cancel(TimerKind.RECLAIM, attempt_id)
-        index.claimed(pool, created_ns, now_ns)
+        index.claimed(pool, attempt_id)
 
     attempt_id = attempt.id
     tx.after_commit(effect)

@@ -25,10 +25,14 @@ from trainyard_scheduler.transitions.tombstones import bury
 _STOPPABLE = (JobState.STARTING, JobState.RUNNING)
 
 
-def pass_deadline(tx: Transaction, job_id: str) -> None:
-    """Stops a job that is past its deadline. One whose workers ended in time may still store what they made."""
+def pass_deadline(tx: Transaction, job_id: str, due_ns: int) -> None:
+    """Stops a job that is past its deadline. One whose workers ended in time may still store what they made.
+
+    Args:
+        due_ns: the deadline that has passed; nothing happens when the job has another one by now.
+    """
     job = tx.job(job_id)
-    if job is None or not job.deadline_ns or job.deadline_ns > tx.now_ns:
+    if job is None or job.deadline_ns != due_ns:
         return
     message = "was not done at its deadline (spec.deadline)"
     attempt = tx.attempt(job.attempt_id) if job.state in _STOPPABLE else None
@@ -41,10 +45,14 @@ def pass_deadline(tx: Transaction, job_id: str) -> None:
         end_job(tx, job, JobState.FAILED, SCHEDULER, ExitReason.DEADLINE_EXCEEDED, message)
 
 
-def give_up_storing(tx: Transaction, attempt_id: str) -> None:
-    """Fails an attempt whose outputs, logs or points were not stored in time, and has its remains stopped."""
+def give_up_storing(tx: Transaction, attempt_id: str, due_ns: int) -> None:
+    """Fails an attempt whose outputs, logs or points were not stored in time, and has its remains stopped.
+
+    Args:
+        due_ns: the time that has passed; nothing happens when the attempt has another one by now.
+    """
     attempt = tx.attempt(attempt_id)
-    if attempt is None or attempt.state != AttemptState.FINALIZING or attempt.finalize_by_ns > tx.now_ns:
+    if attempt is None or attempt.state != AttemptState.FINALIZING or attempt.finalize_by_ns != due_ns:
         return
     job = tx.job(attempt.job_id)
     if job is None:
@@ -94,7 +102,7 @@ def announce_again(tx: Transaction, attempt_ids: Sequence[str]) -> None:
 
 def remove_expired(tx: Transaction, limit: int) -> None:
     """Removes jobs whose TTL is over, the oldest first; looks again when the next one is due."""
-    due = (JOBS.c.expires_ns > 0) & (JOBS.c.expires_ns <= tx.now_ns)
+    due = (JOBS.c.expires_ns > 0) & (JOBS.c.expires_ns <= tx.past_ns)
     rows = tx.connection.execute(sqlalchemy.select(JOBS).where(due).order_by(JOBS.c.expires_ns).limit(limit))
     jobs = [Job.model_construct(**row._mapping) for row in rows]
     if jobs:

@@ -96,7 +96,7 @@ def _finishing(
     grace_s = read_policy(job.policy).grace_s
     attempt_id = attempt.id
     due_ns = attempt.finalize_by_ns = tx.now_ns + int((finalize_timeout_s + grace_s) * NS_PER_S)
-    tx.after_commit(lambda index: index.timers.set(TimerKind.FINALIZE, attempt_id, due_ns))
+    tx.after_commit(lambda index: index.timers.at(TimerKind.FINALIZE, attempt_id, due_ns))
     move(tx, job, JobState.FINALIZING)
     tx.changed(job, attempt)
     tx.event(job, EventType.FINALIZING, actor, exit.reason, exit.message)
