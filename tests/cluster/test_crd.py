@@ -37,6 +37,16 @@ WRONG: dict[str, tuple[Spec, str, str]] = {
         "spec.code",
         "exactly one of path, artifact, git",
     ),
+    "a repository with a token": (
+        {"code": {"git": {"url": "ftp://token@example.org/x.git", "ref": "main"}}},
+        "spec.code.git.url",
+        "has credentials",
+    ),
+    "a repository with a password": (
+        {"code": {"git": {"url": "ssh://git:password@example.org/x.git", "ref": "main"}}},
+        "spec.code.git.url",
+        "has credentials",
+    ),
     "no source of code": ({"code": {}}, "spec.code", "exactly one of path, artifact, git"),
     "no CPU": ({"resources": {"cpu": 0}}, "spec.resources.cpu", "1m to 4096 cores"),
     "two bytes of memory": ({"resources": {"memory": 2}}, "spec.resources.memory", '"1Mi" to "1Pi"'),

@@ -255,6 +255,9 @@ def test_a_git_that_takes_too_long_is_ended_and_said_so(
         ("file:///srv/git/a.git", "file:///srv/git/a.git"),
         ("ext::ssh -i key u:p@host %S a", ""),
         ("https://u:p@host:notaport/a", ""),
+        ("ftp://token@example.org/a.git", "ftp://example.org/a.git"),
+        ("u:p@example.org/a.git", ""),
+        ("//u:p@example.org/a.git", ""),
         ("", ""),
     ],
 )

@@ -1,4 +1,4 @@
-"""What looks like credentials: files by their names, and private keys also by their content; variables by their names.
+"""What looks like credentials: files by name, private keys also by content; variables by name; parts of URLs.
 
 The standard library alone. What is found is left out of packed code and of recorded diffs: a job gets credentials as
 `spec.secrets`, which are never stored.
@@ -30,6 +30,24 @@ _BEGINNING_BYTES = 128
 CREDENTIAL_VARIABLE = r"(?i)(_TOKEN|_KEY|_SECRET)$|PASSWORD"
 """Names of variables that usually hold a credential, as a pattern of RE2 as well."""
 _CREDENTIAL_VARIABLE = re.compile(CREDENTIAL_VARIABLE)
+
+PASSWORD_IN_URL = (
+    r"^([^/@]*:)?/*[^/@]*:[^/@]*@|://[^/]*(:|%3[Aa])[^/]*@"
+    r"|^([^/@\[]*:/*|/+)[^/@\[]*:[0-9]*[^0-9/@][^@]*@"  # a password with a slash: what follows the colon is no port
+)
+"""A password in the URL of a repository, as a pattern of RE2 as well: in any scheme, in `user:password@host` without
+one, and after too few or too many slashes, because a URL that git cannot use is shown like any other."""
+USER_OR_QUERY_IN_URL = r"(^/|^[^/@]*:)/+[^/]*@|^[^/@]*:/+[^?]*[?]"
+"""What may be a token, except in the URLs of `URL_OF_A_USER`; a pattern of RE2 as well."""
+URL_OF_A_USER = r"^(ssh|git\+ssh|ssh\+git)://|^file:///"
+"""URLs whose user is no secret: ssh takes no password from them. And paths; a pattern of RE2 as well."""
+
+
+def has_credentials(url: str) -> bool:
+    """Whether the URL of a repository holds what may be a credential: a password, or outside of ssh a user or query."""
+    return re.search(PASSWORD_IN_URL, url) is not None or (
+        re.search(USER_OR_QUERY_IN_URL, url) is not None and re.search(URL_OF_A_USER, url) is None
+    )
 
 
 def named_like_a_credential(variable: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from trainyard.credentials import looks_like_credentials
+from trainyard.credentials import has_credentials, looks_like_credentials
 from trainyard.gitcommand import Git, GitFailed
 
 DIFF_BYTES = 256 * 1024
@@ -105,7 +105,7 @@ def without_credentials(url: str) -> str:
     The user of an ssh address stays: it is part of the address and no secret.
     """
     if _SCP.match(url) or "://" not in url:
-        return "" if "::" in url else url
+        return "" if "::" in url or has_credentials(url) else url
     try:
         parts = urlsplit(url)
         port = f":{parts.port}" if parts.port else ""

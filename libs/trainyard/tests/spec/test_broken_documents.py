@@ -434,6 +434,18 @@ def test_an_error_reads_as_a_list_of_problems() -> None:
         "https://me:wrong/s3cret@example.org/x.git",
         "https://me:w@s3cret@example.org/x.git",
         "me:s3cret@example.org/x.git",
+        "ftp://s3cret@example.org/x.git",
+        "ftps://example.org/x.git?token=s3cret",
+        "git://s3cret@example.org/x.git",
+        "//me:s3cret@example.org/x.git",
+        "//me:wrong/s3cret@example.org/x.git",
+        "//s3cret@example.org/x.git",
+        "https:/me:s3cret@example.org/x.git",
+        "https:///me:s3cret@example.org/x.git",
+        "https:me:s3cret@example.org/x.git",
+        "https:s3cret@example.org/x.git",
+        "http::https://s3cret@example.org/x.git",
+        "ssh://git%3As3cret@example.org/x.git",
     ],
 )
 def test_a_repository_with_credentials_is_refused_without_repeating_them(url: str) -> None:
@@ -454,6 +466,9 @@ def test_a_repository_with_credentials_is_refused_without_repeating_them(url: st
         "file:///x/y@z:1@2",
         "ssh://git@[2001:db8::1]:22/x@y.git",
         "example.org:x/y@z.git",
+        "git@example.org:x@y.git",
+        "git+ssh://git@example.org/x.git",
+        "/x@y/z.git",
     ],
 )
 def test_a_repository_without_credentials_is_taken(url: str) -> None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from trainyard.credentials import CREDENTIAL_VARIABLE
+from trainyard.credentials import CREDENTIAL_VARIABLE, PASSWORD_IN_URL, URL_OF_A_USER, USER_OR_QUERY_IN_URL
 from trainyard.spec import quantities
 from trainyard.spec.fields import (
     CREDENTIAL_REMEDY,
-    CREDENTIALS_IN_URL,
     CREDENTIALS_WORDS,
     MOUNT,
     RELATIVE,
@@ -111,7 +110,11 @@ OF_PATH: Final[dict[str, tuple[Rule, ...]]] = {
         ),
     ),
     "spec.code.git.url": (
-        Rule(f"!self.matches('{CREDENTIALS_IN_URL}')", f"has credentials; allowed: {CREDENTIALS_WORDS}"),
+        Rule(
+            f"!self.matches(r'{PASSWORD_IN_URL}') && "
+            f"(self.matches(r'{URL_OF_A_USER}') || !self.matches(r'{USER_OR_QUERY_IN_URL}'))",
+            f"has credentials; allowed: {CREDENTIALS_WORDS}",
+        ),
     ),
     "spec.env": (
         Rule("self.all(name, !name.startsWith('TRAINYARD_'))", _USERS_OWN),

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from trainyard.credentials import named_like_a_credential
+from trainyard.credentials import has_credentials, named_like_a_credential
 from trainyard.source import redacted
 from trainyard.spec.explain import MISSING, TOO_FEW, UNKNOWN, Finding, describe, explain, kind_of
 from trainyard.spec.model import API_VERSION, KIND, TrainingJob
@@ -113,13 +113,17 @@ class Checker:
                 value = value[part]
             except (KeyError, IndexError, TypeError):
                 return ""
-        text = redacted(value if isinstance(value, str) else json.dumps(_masked(value), ensure_ascii=False))
+        public = _masked(value)
+        text = public if isinstance(public, str) else redacted(json.dumps(public, ensure_ascii=False))
         return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _masked(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: "..." if named_like_a_credential(str(key)) else _masked(item) for key, item in value.items()}
+    if isinstance(value, str):
+        public = redacted(value)
+        return "..." if has_credentials(public) else public
     return [_masked(item) for item in value] if isinstance(value, list) else value
 
 

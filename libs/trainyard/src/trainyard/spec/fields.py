@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, PlainSerializer, StringConstraints, ValidationInfo, WithJsonSchema
 
+from trainyard.credentials import has_credentials
 from trainyard.spec import quantities
 from trainyard.spec.checks import refuse
 
@@ -45,12 +46,6 @@ EnvName = Annotated[str, _text(ENV_NAME, ENV_WORDS, 255)]
 """A variable that someone else sets; `Variable` is one of the user's."""
 Undashed = Annotated[str, _text(r"^[^-\s]\S*$", "a text without spaces that does not begin with '-'", 2048)]
 """What is handed to a program as an argument and must not be taken for an option."""
-CREDENTIALS_IN_URL = (
-    r"://[^/]*:[^/]*@|[Hh][Tt][Tt][Pp][Ss]?://([^/]*@|[^?]*[?])"
-    r"|://[^/\[]*:[0-9]*[^0-9/][^@]*@"  # a password with a slash: what follows the colon is no port
-    r"|^[^/@:]+:[^/@:]+@"  # a password where the scheme was forgotten
-)
-"""In the URL of a repository: a password, or over HTTP any user or query. The user of ssh is no secret."""
 CREDENTIALS_WORDS = (
     "the URL without user, password and query; give git what it asks for with spec.secrets, for instance as "
     "GIT_CONFIG_VALUE_0"
@@ -68,7 +63,7 @@ def is_stored(info: ValidationInfo) -> bool:
 def _check_url(url: str, info: ValidationInfo) -> str:
     if is_stored(info):
         return url
-    if re.search(CREDENTIALS_IN_URL, url):
+    if has_credentials(url):
         refuse("has credentials, which everyone who sees the job could read", allowed=CREDENTIALS_WORDS)
     return url
 
