@@ -128,7 +128,7 @@ def _child(request: dict[str, Any], rank: int) -> None:
     sys.modules["cases"] = module
     spec.loader.exec_module(module)
     getattr(module, request["function"])(**request["arguments"])
-    if processes > 1:
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from trainkit.errors import InvalidStep
 from trainkit.precision import Precision
 from trainkit.strategies.base import Strategy, TrainingStep, chosen
+from trainkit.strategies.gloo import release_tensors
 
 
 class Distributed(Strategy):
@@ -49,6 +50,7 @@ class Distributed(Strategy):
 
     def close(self) -> None:
         if self._owns_group and dist.is_initialized():
+            release_tensors()
             dist.destroy_process_group()
             self._owns_group = False
 
