@@ -32,13 +32,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
-{{- /* (dict "root" $ "image" .Values.image) */ -}}
+{{- /* An image's reference, in quotes: (dict "root" $ "image" .Values.image). With tag and digest it has both: `skaffold dev`
+       finds the containers of an image it pushed by exactly that reference. */ -}}
 {{- define "trainyard.image" -}}
-{{- if .image.digest -}}
-{{ .image.repository }}@{{ .image.digest }}
-{{- else -}}
-{{ .image.repository }}:{{ include "trainyard.text" (default .root.Chart.AppVersion .image.tag) }}
+{{- $reference := .image.repository -}}
+{{- if or .image.tag (not .image.digest) -}}
+{{- $reference = printf "%s:%s" $reference (include "trainyard.text" (default .root.Chart.AppVersion .image.tag)) -}}
 {{- end -}}
+{{- if .image.digest -}}
+{{- $reference = printf "%s@%s" $reference .image.digest -}}
+{{- end -}}
+{{- quote $reference -}}
 {{- end -}}
 
 {{- define "trainyard.jobsNamespace" -}}
