@@ -15,6 +15,7 @@ from servicekit.celery import celery_app
 from servicekit.errors import FailedPrecondition
 from servicekit.outbox import Publisher
 from servicekit.store import Store
+from trainyard_protos.v1 import common_pb2 as c
 from trainyard_protos.v1 import scheduler_pb2 as s
 from trainyard_scheduler import queries
 from trainyard_scheduler.app import MIGRATIONS
@@ -24,6 +25,7 @@ from trainyard_scheduler.domain.states import JobState
 from trainyard_scheduler.duties import Admitter, TimerDuties
 from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import Ledger
+from trainyard_scheduler.offers import read_offer
 from trainyard_scheduler.rebuild import rebuild
 from trainyard_scheduler.settings import Settings
 from trainyard_scheduler.tables import ATTEMPTS, EVENTS, JOBS, Job, OutboxTable
@@ -60,8 +62,15 @@ class SchedulerMachine(RuleBasedStateMachine):
         self._register()
 
     def _register(self) -> None:
-        pool = {"name": "p", "launcher_id": LAUNCHER, "machines": MACHINES, "others": {}, "lease_s": 1e9}
-        self._write(functools.partial(pools.register, **pool))
+        machines = [
+            s.Machine(
+                name=name,
+                total=c.Resources(cpu=size.cpu_milli / 1000, memory_bytes=size.memory_bytes, gpu=size.gpu),
+            )
+            for name, size in MACHINES.items()
+        ]
+        request = s.RegisterPoolRequest(pool="p", launcher_id=LAUNCHER, machines=machines, lease_s=1e9)
+        self._write(functools.partial(pools.register, request=request, offer=read_offer(request)))
 
     async def _open(self) -> None:
         self.store = Store(f"sqlite:///{self.folder.name}/s.db", migrations=MIGRATIONS, name="scheduler")
@@ -177,8 +186,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             holding = self.index._holding[row.id]
             for machine in holding.machines:
                 held[machine] = held[machine].plus(holding.node)
-        free = self.index.pools["p"].free
-        assert {name: size.minus(held[name]) for name, size in MACHINES.items()} == free
+        pool = self.index.pools["p"]
+        free = pool.room.free
+        assert {name: machine.total.minus(held[name]) for name, machine in pool.offer.machines.items()} == free
         assert all(NOTHING.fits_in(size) for size in free.values())
 
     @invariant()
