@@ -114,7 +114,7 @@ class ReadingYardServicer(AttachedYardServicer):
 
     def stay(self) -> None:
         """Takes clients again, unless it ends for another reason."""
-        if self._giving_way is not None:
+        if self._giving_way is not None and not self.ended.is_set():
             self._giving_way.cancel()
             self._giving_way, self._closing = None, False
 
