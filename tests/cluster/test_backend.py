@@ -118,15 +118,16 @@ def test_an_image_that_is_not_there_is_told_with_its_name(client: Client) -> Non
     assert events(job, "ImageUnavailable")
 
 
-def test_a_pod_that_no_node_takes_waits_and_says_why(yard_on_cluster: ClusterYard, client: Client) -> None:
+def test_a_job_that_no_node_takes_is_told_which_label_it_is_and_makes_no_pod(
+    yard_on_cluster: ClusterYard, client: Client
+) -> None:
     job = client.submit(document(["true"], kubernetes={"nodeSelector": {"gpu": "a100"}}))
-    wait_until(lambda: events(job, "Unschedulable"), "a remark", WAIT_S)
-    assert "didn't match" in events(job, "Unschedulable")[0]
-    shown = yard_on_cluster.yard("status", job.id).stdout
-    assert "Unschedulable" in shown
+    assert job.status().pending.never_fits
+    shown = yard_on_cluster.yard("explain", job.id).stdout
+    assert "no machine has gpu=a100. Change spec.kubernetes.nodeSelector" in " ".join(shown.split())
+    assert yard_on_cluster.get("jobs", **{"job-id": job.id}) == []
     job.cancel()
     assert job.wait(WAIT_S, check=False).reason == "Cancelled"
-    yard_on_cluster.assert_nothing_left(job.id)
 
 
 def test_a_missing_secret_is_told_by_name(client: Client) -> None:

@@ -21,7 +21,20 @@ LARGE: dict[str, Any] = {
     "scheduler": {"replicas": 2},
     "redis": {"enabled": False, "existingSecret": "broker", "caSecret": "redis-ca"},
     "s3": {"bucket": "artifacts", "endpoint": "https://s3.example", "existingSecret": "s3", "caSecret": "s3-ca"},
-    "jobs": {"namespace": "jobs", "podTemplate": {"spec": {"priorityClassName": "training"}}},
+    "jobs": {
+        "namespace": "jobs",
+        "podTemplate": {"spec": {"priorityClassName": "training"}},
+        "machineKinds": [
+            {
+                "name": "a100",
+                "max": 8,
+                "resources": {"cpu": 95, "memory": "1100Gi", "nvidia.com/gpu": 8},
+                "labels": {"cloud.google.com/gke-nodepool": "a100"},
+                "taints": [{"key": "team", "value": "vision"}],
+                "provisionTimeout": "20m",
+            }
+        ],
+    },
     "operator": {"namespaces": ["team-a", "team-b"]},
     "tls": {"certManager": {"enabled": True, "issuerRef": {"name": "company"}}, "extraHosts": ["yard.example"]},
     "monitoring": {"serviceMonitors": {"enabled": True}},
@@ -138,7 +151,7 @@ def test_the_launcher_may_do_what_the_guide_says_and_no_more() -> None:
     assert {role["metadata"].get("namespace", "") for role in ours} == {"platform-jobs", "kube-node-lease", ""}
     assert allowed("platform-jobs") == {
         "jobs": {"create", "get", "list", "watch", "delete"},
-        "pods": {"get", "list", "watch", "delete"},
+        "pods": {"get", "list", "watch", "patch", "delete"},
         "pods/log": {"get"},
         "pods/exec": {"create", "get"},
         "services": {"create", "list", "watch"},

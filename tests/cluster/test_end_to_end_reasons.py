@@ -44,7 +44,7 @@ def test_an_image_that_cannot_be_had(release: Release) -> None:
 
 def test_pods_that_no_node_takes(release: Release) -> None:
     apply(release, "no-node", kubernetes={"nodeSelector": {"no": "such"}})
-    await_described(release, "no-node", "Unschedulable", "no node takes its pod", "spec.kubernetes.nodeSelector")
+    await_described(release, "no-node", "NeverFits", "no machine has no=such", "spec.kubernetes.nodeSelector")
 
 
 def test_more_than_any_node_has(release: Release) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -19,6 +18,7 @@ from typing import Any
 
 import grpc
 from trainyard.client import Client
+from trainyard.home import read_endpoint
 from trainyard_protos.v1 import launcher_pb2
 from trainyard_protos.v1.launcher_pb2_grpc import AgentServiceStub
 from trainyard_setup.certificates import issue, make_authority
@@ -136,9 +136,9 @@ class ClusterYard(Server):
         return {f"TRAINYARD_LAUNCHER_{name}": value for name, value in (launcher | dict(self._settings)).items()}
 
     def ready(self) -> bool:
-        with socket.socket() as probe:
-            probe.settimeout(1)
-            return probe.connect_ex((self.cluster.gateway_address, self.port)) == 0
+        """Whether it serves: its port is open before that."""
+        found = read_endpoint(self.folder)
+        return found is not None and self.process is not None and found.pid == self.process.pid
 
     def client(self) -> Client:
         token = (self.folder / "token").read_text().strip()

@@ -16,6 +16,11 @@ from alembic.migration import MigrationContext
 from servicekit.migrate import upgrade
 from sqlmodel import SQLModel
 from trainyard_metrics.domain.params import flatten
+from trainyard_scheduler.domain.admission import NOTHING, Amount
+from trainyard_scheduler.domain.matching import Toleration, Wishes
+from trainyard_scheduler.policy import read_policy
+from trainyard_scheduler.tables import Pool
+from trainyard_scheduler.transitions.pools import read_pool
 
 SERVICES = {
     "scheduler": (trainyard_scheduler.app.MIGRATIONS, trainyard_scheduler.tables),
@@ -152,3 +157,47 @@ def test_versions_of_before_stay_the_newest_of_their_artifacts(engine):
     upgrade(engine, migrations)
     with engine.connect() as connection:
         assert connection.execute(sqlalchemy.text("SELECT published_ns FROM artifact_version")).scalar() == 7
+
+
+def test_pools_and_jobs_of_before_keep_what_placement_needs(engine):
+    migrations, _ = SERVICES["scheduler"]
+    upgrade(engine, migrations, to="0003")
+    pool = {"name": "p", "launcher_id": "l", "lease_s": 30.0, "alive": True, "seen_ns": 7}
+    pool["machines"] = json.dumps({"m": [4000, 8, 1], "n": [2000, 4, 0, 1000, 2, 0]})
+    wishes = {"nodeSelector": {"gpu": "a100"}, "tolerations": [{"key": "team", "operator": "Exists", "effect": None}]}
+    with engine.begin() as connection:
+        _insert(connection, "pools", pool)
+        for name, state, kubernetes in (("waits", 1, wishes), ("plain", 1, None), ("over", 6, wishes)):
+            _insert(connection, "jobs", _job(name, state))
+            spec = json.dumps({"spec": {"kubernetes": kubernetes}})
+            _insert(connection, "documents", {"job_id": name, "spec": spec})
+    upgrade(engine, migrations)
+    with engine.connect() as connection:
+        row = connection.execute(sqlalchemy.text("SELECT * FROM pools")).one()
+        policies = dict(connection.execute(sqlalchemy.text("SELECT id, policy FROM jobs")).all())
+    live = read_pool(Pool.model_construct(**row._mapping))
+    assert {name: (each.total, each.others) for name, each in live.offer.machines.items()} == {
+        "m": (Amount(4000, 8, 1), NOTHING),
+        "n": (Amount(2000, 4, 0), Amount(1000, 2, 0)),
+    }
+    waits = read_policy(policies.pop("waits")).wishes
+    assert waits == Wishes((("gpu", "a100"),), (Toleration("team", "Exists", "", ""),))
+    assert [read_policy(text).wishes for text in policies.values()] == [Wishes(), Wishes()]
+
+
+def _job(name, state):
+    policy = {"limit": 0, "backoff_s": 0, "rules": [], "grace_s": 30, "deadline_s": None, "ttl_s": None}
+    texts = ("workspace", "owner_kind", "owner_id", "queue", "reason", "message", "attempt_id")
+    numbers = ("priority", "nodes", "workers_per_node", "cpu_milli", "memory_bytes", "gpu", "created_ns", "attempt")
+    times = ("not_before_ns", "deadline_ns", "updated_ns", "started_ns", "ended_ns", "expires_ns", "event_seq")
+    return {
+        **dict.fromkeys(texts, ""),
+        **dict.fromkeys((*numbers, *times, "retries_used", "free_retries_used"), 0),
+        **{"id": name, "name": name, "idempotency_key": name, "state": state, "policy": json.dumps(policy)},
+        **{"labels": "{}", "exit": b"", "rejected_checkpoints": "[]"},
+    }
+
+
+def _insert(connection, table, values):
+    names = ", ".join(values), ", ".join(f":{name}" for name in values)
+    connection.execute(sqlalchemy.text("INSERT INTO {} ({}) VALUES ({})".format(table, *names)), values)

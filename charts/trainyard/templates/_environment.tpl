@@ -72,6 +72,10 @@
   value: {{ .Values.jobs.hostPaths | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_AGENT_VOLUME
   value: {{ .Values.jobs.agentVolume }}
+{{- with .Values.jobs.machineKinds }}
+- name: TRAINYARD_LAUNCHER_KUBERNETES_MACHINE_KINDS
+  value: {{ toJson . | quote }}
+{{- end }}
 {{- if .Values.jobs.podTemplate }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_POD_TEMPLATE
   value: /etc/trainyard/jobs/pod.yaml

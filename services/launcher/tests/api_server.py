@@ -34,6 +34,7 @@ class ApiServer:
     def __init__(self) -> None:
         self.answers: dict[tuple[str, str], list[tuple[int, Any]]] = {}
         self.asked: list[tuple[str, str]] = []
+        self.bodies: dict[tuple[str, str], Object] = {}  # the last of each
         self.held = asyncio.Event()
         self.held.set()
 
@@ -54,6 +55,8 @@ class ApiServer:
 
     async def handle(self, request: web.Request) -> web.Response:
         key = (request.method, request.path + ("?watch" if "watch" in request.query else ""))
+        if request.can_read_body:
+            self.bodies[key] = json.loads(await request.read())
         self.asked.append(key)
         await self.held.wait()
         waiting = self.answers.get(key, [(404, {"reason": "NotFound", "message": "not found"})])
@@ -117,7 +120,8 @@ def pod(of: Object, node: int = 0) -> Object:
         "labels": template["metadata"]["labels"] | {names.INDEX: str(node)},
         "ownerReferences": [{"controller": True, "kind": "Job", "uid": of["metadata"]["uid"]}],
     }
-    return {"metadata": metadata, "spec": template["spec"], "status": {"phase": "Running"}}
+    spec = template["spec"] | {"nodeName": "node-1"}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}
 
 
 def token(of: Object) -> str:

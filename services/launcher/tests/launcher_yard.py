@@ -62,6 +62,7 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         self.pools: list[scheduler_pb2.RegisterPoolRequest] = []
         self.job_state = scheduler_pb2.JOB_STATE_RUNNING
         self.no_pools = False
+        self.renew_after_s = 0.05
         self.ready = False
         self.lists = 0
         self.published: dict[str, list[str]] = {}  # by attempt, the phases that were reported before
@@ -107,7 +108,7 @@ class Scheduler(scheduler_pb2_grpc.AttemptServiceServicer, scheduler_pb2_grpc.Sc
         await self.tell()
         if self.no_pools:
             raise InvalidArgument("no pool is taken now", reason="InvalidMachines")
-        return scheduler_pb2.RegisterPoolResponse(renew_after_s=0.05)
+        return scheduler_pb2.RegisterPoolResponse(renew_after_s=self.renew_after_s)
 
     async def registered(self, ready: bool) -> None:
         """What the launcher says of itself."""

@@ -52,6 +52,8 @@ class Listener:
 
     def remark(self, attempt_id: str, reason: str, text: str) -> None: ...
 
+    def placed(self, attempt_id: str) -> None: ...
+
     def silent_s(self, attempt_id: str, node: int) -> float:
         return 0
 

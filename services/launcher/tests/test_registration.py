@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,23 @@ async def test_every_try_announces_the_machines_of_now(tmp_path: Path, monkeypat
         await announced(yard.scheduler, NODES)
         yard.scheduler.no_pools = False
         await announced(yard.scheduler, NODES)
+
+
+async def test_machines_that_change_are_announced_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machines, event = list(NODES), asyncio.Event()
+
+    async def changed(_: object) -> None:
+        await event.wait()
+        event.clear()
+
+    monkeypatch.setattr(ProcessBackend, "offer", lambda _: scheduler_pb2.RegisterPoolRequest(machines=machines))
+    monkeypatch.setattr(ProcessBackend, "changed", changed)
+    async with running_yard(tmp_path, renew_s=3600, lease_s=3600) as yard:
+        yard.scheduler.renew_after_s = 3600
+        for expected in ([], NODES):  # the second is told in the hour that the answer to the first one gave
+            machines[:] = expected
+            event.set()
+            await yard.scheduler.until(lambda expected=expected: list(yard.scheduler.pools[-1].machines) == expected)
 
 
 async def test_a_launcher_is_ready_while_its_pool_has_a_lease(tmp_path: Path) -> None:

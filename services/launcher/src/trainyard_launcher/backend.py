@@ -41,6 +41,10 @@ class Facts:
     # Earlier versions did not say these: an attempt that one of them began is still the same attempt.
     outputs: bool = field(default=True, compare=False)  # whether the job declares any
     database_id: str = field(default="", compare=False)  # of the scheduler's database that has the job
+    machines: tuple[str, ...] = field(
+        default=(), compare=False
+    )  # by node, as planned; "" for one that does not exist yet
+    kinds: tuple[str, ...] = field(default=(), compare=False)  # by node, of such machines; "" for one that exists
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,10 @@ class Observer(Protocol):
         """
         ...
 
+    def placed(self, attempt_id: str) -> None:
+        """Nodes of an attempt that waits for machines of some kind got theirs; `Backend.place` says which."""
+        ...
+
     def silent_s(self, attempt_id: str, node: int) -> float:
         """For how long a node's agent has said nothing; before its first word, since the launcher waits for it. A
         launcher that begins anew has heard nobody yet, which is nobody's silence."""
@@ -190,6 +198,10 @@ class Backend(Protocol):
 
     def offer(self) -> scheduler_pb2.RegisterPoolRequest:
         """What there is to run on, as a registration says it; without pool and lease."""
+        ...
+
+    async def changed(self) -> None:
+        """Returns when machines came, went, or take pods differently than before: that is announced at once."""
         ...
 
     async def open(self, observer: Observer) -> Sequence[Found]:
@@ -230,6 +242,10 @@ class Backend(Protocol):
 
     def place(self, attempt_id: str, node: int) -> Place:
         """Where a node is."""
+        ...
+
+    def awaits_machines(self, attempt_id: str) -> bool:
+        """Whether not all nodes of an attempt have a machine yet: until then no agent begins, and none is silent."""
         ...
 
     async def shell(self, attempt_id: str, node: int, request: ShellRequest) -> Shell:

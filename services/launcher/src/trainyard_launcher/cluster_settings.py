@@ -48,7 +48,7 @@ class ClusterSettings(ServiceSettings):
     """YAML file that is merged into every pod: volumes, tolerations and the like that all jobs get."""
     kubernetes_machine_kinds: str = ""
     """JSON list of the kinds of machines that a cluster autoscaler makes when pods need them: of each `name`, `max`,
-    `resources`, `labels`, `taints` and `provisionTimeout`. The guide "Install on a cluster" explains them."""
+    `resources`, `labels`, `taints` and `provisionTimeout`. The guide "Kubernetes" explains them."""
     kubernetes_unschedulable_patience_s: float = Field(default=60, ge=0)
     """How long a pod may find no room on its machine before the job returns to its place in the queue."""
     kubernetes_gpu_resource: str = "nvidia.com/gpu"

@@ -58,6 +58,8 @@ class Planner:
             deadline_ns=assignment.deadline_ns,
             outputs=bool(job.spec.outputs),
             database_id=assignment.database_id,
+            machines=tuple("" if each.kind else each.machine for each in assignment.placements),
+            kinds=tuple(each.kind for each in assignment.placements),
         )
         common = self._common(assignment, facts, job)
         plans = []

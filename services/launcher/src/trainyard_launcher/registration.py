@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -21,6 +22,7 @@ from trainyard_launcher.settings import Settings
 
 logger = logging.getLogger(__name__)
 
+_GATHER_S = 0.2  # machines that change together are announced together
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}")
 
 
@@ -73,4 +75,7 @@ async def keep_registered(
         until = asked + settings.lease_s
         await registered(True)
         pauses = backoff(most_s=settings.renew_s)
-        await asyncio.sleep(min(answer.renew_after_s or settings.renew_s, settings.renew_s))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(answer.renew_after_s or settings.renew_s, settings.renew_s)):
+                await backend.changed()
+                await asyncio.sleep(_GATHER_S)

@@ -62,10 +62,20 @@ class Reporter:
         fence: int,
         phase: scheduler_pb2.AttemptPhase.ValueType,
         exit: common_pb2.Exit | None = None,
+        placements: Sequence[scheduler_pb2.Placement] = (),
     ) -> None:
-        """Reports that an attempt is so far."""
+        """Reports that an attempt is so far, and where its nodes are when that was not planned."""
         bounded = None if exit is None else _bounded(exit)
-        self._send(Report(attempt_id=attempt_id, fence=fence, phase=phase, exit=bounded))
+        self._send(Report(attempt_id=attempt_id, fence=fence, phase=phase, exit=bounded, placements=placements))
+
+    def placements(self, attempt_id: str, fence: int, placements: Sequence[scheduler_pb2.Placement]) -> None:
+        """Reports where an attempt's nodes are. One that waits to be sent is replaced."""
+        report = Report(attempt_id=attempt_id, fence=fence, placements=placements)
+        waiting = self._waiting.get(attempt_id)
+        last = waiting[-1] if waiting and len(waiting) > 1 else None  # the first is on its way
+        if waiting and last is not None and last.placements and not last.phase:
+            waiting.pop()
+        self._send(report)
 
     def note(self, attempt_id: str, fence: int, reason: str, text: str) -> None:
         """Adds a remark to the job's events; dropped when too many wait."""

@@ -83,6 +83,8 @@ class Supervisor:
             self.attempts.add(attempt)
             if found.remark is not None:
                 self.note(attempt, *found.remark)
+            if any(found.facts.kinds):
+                self.placed(found.facts.attempt_id)
             for end in found.ends:
                 self.ended(end)
         self.opened.set()
@@ -222,6 +224,21 @@ class Supervisor:
         if attempt is not None:
             self.note(attempt, reason, text)
 
+    def placed(self, attempt_id: str) -> None:
+        """Tells the scheduler where nodes are, when the cluster chose; see `Observer`."""
+        attempt = self.attempts.get(attempt_id)
+        if attempt is not None and (found := self._placements(attempt)):
+            self._reporter.placements(attempt_id, attempt.facts.fence, found)
+
+    def _placements(self, attempt: Attempt) -> list[scheduler_pb2.Placement]:
+        """The machines of nodes, when some are not those that were planned."""
+        facts = attempt.facts
+        found = {node.index: self._backend.place(facts.attempt_id, node.index).machine for node in attempt.nodes}
+        known = {node: machine for node, machine in found.items() if machine}
+        if all(tuple(facts.machines[node : node + 1]) == (machine,) for node, machine in known.items()):
+            return []
+        return [scheduler_pb2.Placement(node=node, machine=machine) for node, machine in known.items()]
+
     async def delivered(self, facts: Facts) -> None:
         """Metrics lacks nothing of an attempt that is over any more; see `Observer`."""
         await self._closing.change(facts)
@@ -285,7 +302,8 @@ class Supervisor:
             exit = attempt.verdict() if phase >= Phase.FINISHING else None
             if phase is Phase.ENDED and exit is not None and _succeeded(exit) and facts.outputs:
                 self._reporter.phase(facts.attempt_id, facts.fence, _PUBLISHING, exit)
-            self._reporter.phase(facts.attempt_id, facts.fence, _PHASES[phase], exit)
+            placements = self._placements(attempt) if phase is Phase.RUNNING else []
+            self._reporter.phase(facts.attempt_id, facts.fence, _PHASES[phase], exit, placements)
         if attempt.over and attempt.timer is not None:
             attempt.timer.cancel()
         attempt.changed()
@@ -395,8 +413,11 @@ class Supervisor:
             if (late_s := now - before - look_s) > look_s:
                 self._stood_still(late_s, now)
             for attempt in self.attempts:
+                waits = self._backend.awaits_machines(attempt.facts.attempt_id)
                 for node in attempt.nodes:
-                    if node.phase is not Phase.ENDED and node.forced is None and not attempt.unstarted:
+                    if waits and not node.heard_ns:
+                        node.heard = now
+                    elif node.phase is not Phase.ENDED and node.forced is None and not attempt.unstarted:
                         self._end_if_silent(attempt, node, now)
 
     def _stood_still(self, for_s: float, now: float) -> None:

@@ -22,7 +22,7 @@ QUEUED, RUNNING, REFUSED = "Queued", "Running", "Refused"
 SUCCEEDED, FAILED, CANCELLED = "Succeeded", "Failed", "Cancelled"
 ENDED = frozenset({SUCCEEDED, FAILED, CANCELLED})
 """Phases of a job that is over; one that was refused never was a job."""
-TROUBLES = frozenset(get_args(Reason))
+TROUBLES = frozenset(get_args(Reason)) | {"WaitingForMachines"}
 """Reasons of notes that say why a job does not get on: its image cannot be pulled, no machine takes its pods."""
 _FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 _LINES, _LINE, _MESSAGE = 10, 300, 4096
@@ -37,7 +37,7 @@ def phase(state: pb.JobState.ValueType) -> str:
 def of_job(job: pb.Job) -> Fields:
     """All that a job says."""
     at = phase(job.state)
-    waiting = job.pending if job.state == pb.JOB_STATE_QUEUED else pb.Pending()
+    waiting = job.pending
     fields: Fields = {
         "jobId": job.id,
         "phase": at,

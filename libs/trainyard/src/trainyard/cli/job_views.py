@@ -61,7 +61,7 @@ def _wide(job: pb.Job) -> list[str]:
 
 
 def _why(job: pb.Job) -> str:
-    if states.name(job.state) == "queued" and job.pending.reason:
+    if job.pending.reason:
         return f"{job.pending.reason}: {job.pending.message}"
     return job.reason
 
@@ -146,10 +146,10 @@ def _attempts(job: pb.Job, now: launcher_pb2.DescribeResponse) -> None:
 
 
 def _machines(attempt: pb.Attempt, now: launcher_pb2.DescribeResponse | None) -> Iterator[str]:
-    """Where the attempt's nodes are. On a cluster the yard only plans that, and Kubernetes decides."""
+    """Where the attempt's nodes are, or which kind of machine they wait for."""
     found = {node.node: node.machine for node in now.nodes} if now is not None else {}
     for placement in attempt.placements:
-        yield found.get(placement.node) or placement.machine
+        yield found.get(placement.node) or (f"new {placement.kind}" if placement.kind else placement.machine)
 
 
 def _in_the_way(now: launcher_pb2.DescribeResponse) -> None:

@@ -81,7 +81,7 @@ def avoiding(machines: Iterable[str], until_ns: int, now_ns: int) -> Pending:
     names = ", ".join(f"'{name}'" for name in sorted(machines)[:_MACHINES_SHOWN])
     return Pending(
         PendingReason.BACKOFF,
-        f"the cluster did not take its pods on {names}, which are tried again in {_left(until_ns, now_ns)}; "
+        f"it avoids {names}, where its last attempt got or kept no place, for another {_left(until_ns, now_ns)}; "
         "'kubectl describe node' shows what these machines have left",
         until_ns,
     )
@@ -148,7 +148,7 @@ def no_room_anywhere(demand: Demand, pools: Sequence[PoolView], now_ns: int) -> 
 
 def _blocked(pool: PoolView, machines: Iterable[str], now_ns: int) -> Pending:
     kinds = [kind for kind in dict.fromkeys(map(kind_of, machines)) if kind in pool.blocked_until_ns]
-    until_ns = max(pool.blocked_until_ns[kind] for kind in kinds)
+    until_ns = max((pool.blocked_until_ns[kind] for kind in kinds), default=now_ns)
     names = ", ".join(f"'{kind}'" for kind in kinds)
     return Pending(
         PendingReason.WAITING_FOR_MACHINES,

@@ -7,7 +7,7 @@ import json
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_scheduler.domain.admission import kind_of
-from trainyard_scheduler.domain.reasons import EventType, StopReason
+from trainyard_scheduler.domain.reasons import EventType, ExitReason, StopReason
 from trainyard_scheduler.domain.retries import Ending, Outcome, Verdict, decide
 from trainyard_scheduler.domain.states import JobState
 from trainyard_scheduler.ledger import Transaction
@@ -15,7 +15,13 @@ from trainyard_scheduler.policy import read_policy
 from trainyard_scheduler.tables import Attempt, Job
 from trainyard_scheduler.transitions.steps import NS_PER_S, close_attempt, end_job, enqueue
 
-AVOID_S = 300.0
+AVOIDED_S: dict[str, float] = {
+    # What the job lacks there the yard does not know, for instance that a volume is bound to another machine.
+    ExitReason.UNSCHEDULABLE: 300.0,
+    # Its launcher is about to announce that the machine takes nothing: a drain, a loss, no room left.
+    ExitReason.EVICTED: 30.0,
+    ExitReason.NODE_LOST: 30.0,
+}
 _ENDS = {
     Outcome.SUCCEEDED: JobState.SUCCEEDED,
     Outcome.FAILED: JobState.FAILED,
@@ -55,24 +61,22 @@ def ending(exit: common_pb2.Exit) -> Ending:
 
 
 def _requeue(tx: Transaction, job: Job, attempt: Attempt, verdict: Verdict, actor: str) -> None:
-    if verdict.outcome is Outcome.BACK_TO_QUEUE:
-        _avoid(tx, job, attempt)
-    elif verdict.free:
-        job.free_retries_used += 1
-    else:
-        job.retries_used += 1
+    if verdict.reason in AVOIDED_S:
+        _avoid(tx, job, attempt, AVOIDED_S[verdict.reason])
+    if verdict.outcome is Outcome.RETRY:
+        job.free_retries_used += verdict.free
+        job.retries_used += not verdict.free
     job.reason, job.message = verdict.reason, verdict.message
     enqueue(tx, job, tx.now_ns + int(verdict.delay_s * NS_PER_S) if verdict.delay_s else 0)
     tx.event(job, EventType.REQUEUED, actor, verdict.reason, verdict.message)
 
 
-def _avoid(tx: Transaction, job: Job, attempt: Attempt) -> None:
-    """For a while the job goes to other machines than the one that did not take its node: what it lacks there, the yard
-    does not know, for instance that a volume is elsewhere."""
+def _avoid(tx: Transaction, job: Job, attempt: Attempt, for_s: float) -> None:
+    """For a while the job goes to other machines than the one that explains the end of its attempt."""
     exit = common_pb2.Exit.FromString(attempt.exit)
     machines = json.loads(attempt.machines)[exit.node : exit.node + 1] if exit.HasField("node") else []
     names = [name for name in machines if not kind_of(name)]
-    job_id, until_ns = job.id, tx.now_ns + int(AVOID_S * NS_PER_S)
+    job_id, until_ns = job.id, tx.now_ns + int(for_s * NS_PER_S)
     if names:
         tx.after_commit(lambda index: index.avoid(job_id, names, until_ns))
 

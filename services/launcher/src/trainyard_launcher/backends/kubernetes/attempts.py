@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from trainyard_protos.v1 import common_pb2
@@ -19,6 +20,7 @@ class Node:
     pod: Pod | None = None
     ended: bool = False
     asked: bool = False  # its end is our wish
+    opening: bool = False  # it is being told its machine
     verdict: common_pb2.Exit | None = None  # why we ended it
     joined: str = ""  # uid of the pod whose agent has the plan
     reviews: Allowance = field(default_factory=Allowance)  # of tokens that say they are its pod's
@@ -51,9 +53,20 @@ class Attempt:
     launch: Launch | None = None  # until all agents have joined
     nodes: list[Node] = field(default_factory=list)
     told: set[str] = field(default_factory=set)  # reasons that a remark was made of
+    placed: asyncio.Event = field(default_factory=asyncio.Event)  # every node has a machine, or is over
 
     def __post_init__(self) -> None:
         self.nodes = self.nodes or [Node(index) for index in range(self.facts.nodes)]
+
+    def note_placed(self) -> None:
+        """Looks whether every node has a machine by now."""
+        if not self.unplaced:
+            self.placed.set()
+
+    @property
+    def unplaced(self) -> list[int]:
+        """The nodes without a machine."""
+        return [node.index for node in self.nodes if not node.ended and not (node.pod and node.pod.machine)]
 
     @property
     def over(self) -> bool:

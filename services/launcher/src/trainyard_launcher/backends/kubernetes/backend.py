@@ -35,6 +35,7 @@ from trainyard_launcher.backend import (
     StartError,
 )
 from trainyard_launcher.backends.kubernetes import (
+    binding,
     foreign,
     jobs,
     machines,
@@ -61,6 +62,7 @@ from trainyard_launcher.settings import Settings
 logger = logging.getLogger(__name__)
 
 _LOG_LINES = 20
+_WHOLE_S = 10.0  # less than an agent waits for the answer to its call
 _UNREADABLE = "FactsUnreadable"
 _REBUILT = (
     "annotation trainyard.dev/facts of Job {} cannot be read: it was changed, or a later version of the yard wrote it; "
@@ -102,7 +104,7 @@ class KubernetesBackend:
         self._core = f"/api/v1/namespaces/{settings.kubernetes_namespace}"
         self._batch = f"/apis/batch/v1/namespaces/{settings.kubernetes_namespace}"
         self._background = Background()
-        self._keeper = Keeper(self._api, settings, self._endpoint, self._background)
+        self._keeper = Keeper(self._api, settings, self._endpoint, self._background, self._kinds)
         (registry or CollectorRegistry()).register(self._keeper.judge)
         self._foreign = Foreign(self._api, settings, self._endpoint, self._background)
         self._services = Services(self._api, settings, self._keeper, self._background)
@@ -130,6 +132,11 @@ class KubernetesBackend:
             gpu_tolerations=taints.toleration_messages([taints.of_gpus(gpu)]),
             kinds=[kind.offer(known.values(), gpu, template.get("tolerations") or ()) for kind in self._kinds],
         )
+
+    async def changed(self) -> None:
+        """Returns when machines came, went, or take pods differently than when this was last asked."""
+        await self._keeper.machines_changed.wait()
+        self._keeper.machines_changed.clear()
 
     # Finding what an earlier life left
 
@@ -164,7 +171,9 @@ class KubernetesBackend:
         attempt.launch = launch
         mounted = self._agent_volume.is_mounted(self._keeper.machines.objects.values())
         body = manifests.job(launch, self._endpoint, self._settings, self._template, agent_mounted=mounted)
-        placement.avoid(body["spec"]["template"]["spec"], self._keeper.judge.gone)
+        pod_spec = body["spec"]["template"]["spec"]
+        binding.bind_template(pod_spec, launch.facts, self._kinds)
+        placement.avoid(pod_spec, self._keeper.judge.gone)
         try:
             attempt.uid = await self._make_job(body)
             if launch.facts.nodes > 1:
@@ -230,6 +239,8 @@ class KubernetesBackend:
         try:
             pod = await self._pod(node, claimed)
             _check(attempt, node, pod, claimed)
+            if set(attempt.unplaced) - {node.index}:  # a pod that asks has a machine, seen or not
+                await self._whole(attempt)
             if not node.reviews.take(time.monotonic()):
                 raise JoinLater(f"node {node.index} asks too often")
             identity = await tokens.review(self._api, credential)
@@ -239,6 +250,15 @@ class KubernetesBackend:
             raise JoinLater(f"the cluster did not say whose token this is: {error}") from error
         _check(attempt, node, pod, identity)
         node.joined = identity.uid
+
+    async def _whole(self, attempt: Attempt) -> None:
+        """Raises JoinLater unless every node of the gang has a machine: it starts as a whole or not at all."""
+        try:
+            async with asyncio.timeout(_WHOLE_S):
+                await attempt.placed.wait()
+        except TimeoutError:
+            nodes = ", ".join(map(str, attempt.unplaced))
+            raise JoinLater(f"the job starts when all of its nodes have a machine; without one: {nodes}") from None
 
     async def _pod(self, node: Node, claimed: tokens.PodIdentity) -> pods.Pod | None:
         if claimed.namespace != self._settings.kubernetes_namespace:
@@ -300,6 +320,11 @@ class KubernetesBackend:
             reason=trouble.reason if trouble else "",
             message=trouble.message if trouble else "",
         )
+
+    def awaits_machines(self, attempt_id: str) -> bool:
+        """Whether not all pods of an attempt have a machine."""
+        attempt = self._keeper.attempts.get(attempt_id)
+        return attempt is not None and not attempt.placed.is_set()
 
     async def shell(self, attempt_id: str, node: int, request: ShellRequest) -> Shell:
         """A shell in the worker's container."""

@@ -1,7 +1,7 @@
 """Keeps the attempts, and tells what became of their pods.
 
     watches (pods, Jobs, nodes, warnings) -> what changed -> the node it is about -> an end, a remark, or nothing
-    once a second, from memory            -> machines that are lost, images that will not come
+    once a second, from memory            -> machines that are lost, images that do not come, pods without room
 
 Every node ends once, by the first of: its pod is over; its pod is gone; its Job is gone or done before it had a pod;
 its machine is lost.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from servicekit.ownership import owned_by
@@ -20,9 +20,10 @@ from trainyard.cluster import Api, ApiError
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_launcher.backend import NodeEnd, Observer
-from trainyard_launcher.backends.kubernetes import jobs, machines, names, pods
+from trainyard_launcher.backends.kubernetes import binding, jobs, machines, names, pods
 from trainyard_launcher.backends.kubernetes.attempts import Attempt, Node
 from trainyard_launcher.backends.kubernetes.judge import HELD, HELD_MESSAGE, Judge
+from trainyard_launcher.backends.kubernetes.kinds import Kind
 from trainyard_launcher.backends.kubernetes.watch import Mirror
 from trainyard_launcher.background import Background
 from trainyard_launcher.scheduler import backoff
@@ -33,12 +34,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _JUDGE_S = 1.0
+UNSCHEDULABLE = "Unschedulable"
 
 
 class Keeper:
     """Lives on the loop's thread."""
 
-    def __init__(self, api: Api, settings: Settings, endpoint: str, background: Background) -> None:
+    def __init__(
+        self,
+        api: Api,
+        settings: Settings,
+        endpoint: str,
+        background: Background,
+        kinds: Sequence[Kind] = (),
+    ) -> None:
+        self._kinds = kinds
         self._api, self._settings, self._endpoint, self._background = api, settings, endpoint, background
         self._core = f"/api/v1/namespaces/{settings.kubernetes_namespace}"
         self._batch = f"/apis/batch/v1/namespaces/{settings.kubernetes_namespace}"
@@ -47,7 +57,8 @@ class Keeper:
         self._by_name: dict[str, Attempt] = {}
         self.pods = Mirror(api, f"{self._core}/pods", self._own(pods.read), self._pod_changed, labelSelector=ours)
         self.jobs = Mirror(api, f"{self._batch}/jobs", self._own(jobs.read), self._job_changed, labelSelector=ours)
-        self.machines = Mirror(api, "/api/v1/nodes", machines.read, lambda *_: None)
+        self.machines = Mirror(api, "/api/v1/nodes", machines.read, self._machine_changed)
+        self.machines_changed = asyncio.Event()
         self._warnings = Mirror(
             api, f"{self._core}/events", jobs.read_warning, self._warned, fieldSelector="type=Warning"
         )
@@ -112,7 +123,10 @@ class Keeper:
                 node.ended = True
                 ends.append(_end(attempt, node, None if node.pod else pods.deleted()))
             elif node.pod and not node.ended:
-                node.note_trouble(node.pod.trouble, time.monotonic())  # told before, by an earlier life
+                # Told before, by an earlier life.
+                node.note_trouble(_meant(attempt, node, node.pod.trouble), time.monotonic())
+                self._open_gate(attempt, node, node.pod)
+        attempt.note_placed()
         return ends
 
     def look(self, attempt: Attempt) -> None:
@@ -125,6 +139,7 @@ class Keeper:
         """A node is over."""
         if not node.ended:
             node.ended = True
+            attempt.note_placed()
             self._observer.ended(_end(attempt, node, cause))
 
     def _pod_changed(self, name: str, before: pods.Pod | None, after: pods.Pod | None) -> None:
@@ -136,12 +151,29 @@ class Keeper:
         if pod.deleting and not (node.pod and node.pod.deleting):
             # Kubernetes itself takes the other pods away when one has failed: that is no news of its own.
             node.asked = node.asked or any(_is_over(each) for each in attempt.nodes if each is not node)
+        placed = bool(pod.machine) and not (node.pod and node.pod.machine)
         node.pod = pod
+        if placed:
+            attempt.note_placed()
+            if binding.target(attempt.facts, node.index).kind:
+                self._observer.placed(attempt.facts.attempt_id)
+        self._open_gate(attempt, node, pod)
         if after is None or pod.over:
             gone = pods.deleted() if after is None and not pod.over and not node.asked else None
             self.finish(attempt, node, gone)
         elif not node.ended:
             self._troubled(attempt, node, pod.trouble)
+
+    def _machine_changed(self, name: str, before: machines.Machine | None, after: machines.Machine | None) -> None:
+        if before != after:
+            self.machines_changed.set()
+
+    def _open_gate(self, attempt: Attempt, node: Node, pod: pods.Pod) -> None:
+        if binding.GATE in pod.gates and not node.opening and not pod.deleting:
+            node.opening = True
+            path = f"{self._core}/pods/{pod.name}"
+            opening = binding.open_gate(self._api, path, pod, attempt.facts, self._kinds)
+            self._background.run(opening, f"bind {pod.name}")
 
     def _job_changed(self, name: str, before: jobs.JobState | None, after: jobs.JobState | None) -> None:
         attempt = self._by_name.get(name)
@@ -181,6 +213,7 @@ class Keeper:
     # What keeps nodes from running
 
     def _troubled(self, attempt: Attempt, node: Node, trouble: pods.Trouble | None) -> None:
+        trouble = _meant(attempt, node, trouble)
         if node.note_trouble(trouble, time.monotonic()) and trouble is not None and trouble.reason not in attempt.told:
             attempt.told.add(trouble.reason)
             self._observer.remark(attempt.facts.attempt_id, trouble.reason, trouble.message)
@@ -206,18 +239,23 @@ class Keeper:
             await asyncio.sleep(_JUDGE_S)
             now = time.monotonic()
             try:
-                self._judge_images(now)
+                self._judge_pods(now)
                 await self._judge_machines(now)
             except Exception:  # without a judge no machine would ever be lost
                 logger.exception("machines and images were not judged")
 
-    def _judge_images(self, now: float) -> None:
+    def _judge_pods(self, now: float) -> None:
+        """Gives up pods whose images do not come, and those that find no room on their machine."""
+        patience_s = {
+            "ImageUnavailable": self._settings.kubernetes_image_patience_s,
+            UNSCHEDULABLE: self._settings.kubernetes_unschedulable_patience_s,
+        }
         for _, node in self._alive():
             trouble = node.trouble
-            if trouble is None or trouble.reason != "ImageUnavailable" or node.verdict or node.pod is None:
+            if trouble is None or trouble.reason not in patience_s or node.verdict or node.pod is None:
                 continue
-            if trouble.hopeless or now - node.troubled_since > self._settings.kubernetes_image_patience_s:
-                node.verdict = common_pb2.Exit(reason=trouble.reason, message=trouble.message)
+            if trouble.hopeless or now - node.troubled_since > patience_s[trouble.reason]:
+                node.verdict = common_pb2.Exit(reason=trouble.reason, message=trouble.message, node=node.index)
                 self._background.run(self.delete_pod(node.pod.name), f"give up {node.pod.name}")
 
     async def _judge_machines(self, now: float) -> None:
@@ -240,6 +278,7 @@ class Keeper:
         return silent
 
     def _lose(self, attempt: Attempt, node: Node, pod: pods.Pod) -> None:
+        self.machines_changed.set()
         logger.warning("machine lost", extra={"attempt": attempt.facts.attempt_id, "machine": pod.machine})
         node.verdict = pods.lost(pod.machine)
         self._background.run(self.delete_pod(pod.name, 0), f"force-delete {pod.name}")
@@ -250,6 +289,12 @@ class Keeper:
             for node in attempt.nodes:
                 if not node.ended:
                     yield attempt, node
+
+
+def _meant(attempt: Attempt, node: Node, trouble: pods.Trouble | None) -> pods.Trouble | None:
+    """What a trouble means for this node: one that waits for a new machine finds no room before it is there."""
+    kind = binding.target(attempt.facts, node.index).kind
+    return pods.awaiting(kind, trouble) if kind and trouble and trouble.reason == UNSCHEDULABLE else trouble
 
 
 def _is_over(node: Node) -> bool:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 from pydantic.alias_generators import to_camel
 from trainyard.spec import quantities
 from trainyard_protos.v1 import scheduler_pb2
@@ -15,6 +15,7 @@ from trainyard_launcher.backends.kubernetes import machines, taints
 from trainyard_launcher.backends.kubernetes.taints import Toleration
 
 _MACHINES_MAX = 10_000
+_PROVISION_MAX_S = 86_400
 
 
 class _Part(BaseModel):
@@ -45,6 +46,27 @@ class Kind(_Part):
     labels: Mapping[str, str] = Field(min_length=1)
     taints: tuple[Taint, ...] = ()
     provision_timeout: str | int | float = "15m"
+
+    @field_validator("resources")
+    @classmethod
+    def _are_quantities(cls, found: Mapping[str, str | int | float]) -> Mapping[str, str | int | float]:
+        for name, text in found.items():
+            try:
+                machines.amount(str(text))
+            except ValueError:
+                raise ValueError(f"{name}: expected a quantity such as 8, 500m or 64Gi, got '{text}'") from None
+        return found
+
+    @field_validator("provision_timeout")
+    @classmethod
+    def _is_a_duration(cls, found: str | int | float) -> str | int | float:
+        try:
+            seconds = quantities.seconds(found)
+        except ValueError:
+            seconds = 0
+        if not 0 < seconds <= _PROVISION_MAX_S:
+            raise ValueError(f"expected a duration of at most 24h such as 15m, got '{found}'")
+        return found
 
     def includes(self, labels: Mapping[str, str]) -> bool:
         """Whether a node with these labels is of this kind."""
@@ -86,8 +108,6 @@ def read_kinds(text: str) -> tuple[Kind, ...]:
         return ()
     try:
         kinds = _KINDS.validate_python(json.loads(text))
-        for kind in kinds:
-            kind.offer((), "", ())
     except ValidationError as error:
         wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
         raise ValueError(f"kubernetes_machine_kinds: {wrong}") from error

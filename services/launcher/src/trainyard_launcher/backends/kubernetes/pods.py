@@ -50,6 +50,7 @@ class Trouble:
     reason: str
     message: str
     hopeless: bool = False
+    detail: str = ""  # the cluster's own words
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +69,14 @@ class Pod:
     record: common_pb2.Exit | None
     cause: common_pb2.Exit | None
     out_of_memory: bool
+    gates: tuple[str, ...] = ()  # that keep the cluster's scheduler from it
+    affinity: Object | None = None  # while there are any
 
 
 def read(pod: Object) -> Pod | None:
     """What is kept of a pod; None when it is no node of an attempt."""
-    metadata, status = pod["metadata"], pod.get("status", {})
+    metadata, status, spec = pod["metadata"], pod.get("status", {}), pod.get("spec", {})
+    gates = [str(each["name"]) for each in spec.get("schedulingGates", ())]
     labels = metadata.get("labels", {})
     try:
         attempt_id, node = str(labels[names.ATTEMPT_ID]), int(labels[names.INDEX])
@@ -86,13 +90,15 @@ def read(pod: Object) -> Pod | None:
         attempt_id=attempt_id,
         node=node,
         owner=owners[0] if owners else "",
-        machine=str(pod.get("spec", {}).get("nodeName", "")),
+        machine=str(spec.get("nodeName", "")),
         over=status.get("phase") in ("Succeeded", "Failed"),
         deleting="deletionTimestamp" in metadata,
         trouble=_trouble(status, agent_image) if status.get("phase") == "Pending" else None,
         record=exit_record(str(end.get("message", ""))),
         cause=_cause(metadata, status, end, agent_image),
         out_of_memory=end.get("reason") == "OOMKilled",
+        gates=tuple(gates),
+        affinity=spec.get("affinity", {}) if gates else None,
     )
 
 
@@ -163,6 +169,8 @@ def _is_mounted_agent(volume: Object) -> bool:
 
 def _trouble(status: Object, agent_image: str) -> Trouble | None:
     for condition in status.get("conditions", ()):
+        if condition.get("reason") == "SchedulingGated":
+            return None  # its machine is being told to it
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return _unscheduled(str(condition.get("message", "")))
     for container in _containers(status):
@@ -174,13 +182,21 @@ def _trouble(status: Object, agent_image: str) -> Trouble | None:
     return None
 
 
+def awaiting(kind: str, trouble: Trouble) -> Trouble:
+    """A pod that finds no room waits for a machine of a kind to be made."""
+    return Trouble(
+        "WaitingForMachines", f"it waits for a machine of kind '{kind}' to be made; the cluster says: {trouble.detail}"
+    )
+
+
 def _unscheduled(message: str) -> Trouble:
     if "persistentvolumeclaim" in message.lower():  # is not there, or no volume is bound to it
         return mount_trouble(message)
     return Trouble(
         "Unschedulable",
-        f"no node takes its pod: {_short(message)}; it waits until one does: ask for less, or change "
-        "spec.kubernetes.nodeSelector and tolerations",
+        f"no node takes its pod: {_short(message)}; when that lasts, the job returns to its place in the queue and is "
+        "tried elsewhere",
+        detail=_short(message),
     )
 
 

@@ -112,6 +112,10 @@ class ProcessBackend:
         )
         return scheduler_pb2.RegisterPoolRequest(machines=[scheduler_pb2.Machine(name=settings.machine, total=total)])
 
+    async def changed(self) -> None:
+        """Never returns: a machine stays what it is."""
+        await asyncio.Event().wait()
+
     # Finding what an earlier life left
 
     async def open(self, observer: Observer) -> Sequence[Found]:
@@ -418,6 +422,10 @@ class ProcessBackend:
         record = self._records.get(attempt_id)
         folder = str(self._folder(attempt_id).node(node).path)
         return Place(self._settings.machine, folder, record.nodes[node].gpus if record else ())
+
+    def awaits_machines(self, attempt_id: str) -> bool:
+        """Never: this machine is there."""
+        return False
 
     async def shell(self, attempt_id: str, node: int, request: ShellRequest) -> Shell:
         """A shell with a running worker's folder and environment; with the node's, while the worker does not run."""
