@@ -8,7 +8,7 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from prometheus_client import CollectorRegistry
-from servicekit import requests
+from servicekit import receptions, requests
 from servicekit import server as servers
 from servicekit.auth import (
     AttemptTokens,
@@ -24,9 +24,19 @@ from servicekit.health import Health
 from servicekit.ids import new_id
 from servicekit.limits import CallLimiter, Rate
 from trainyard.channel import connect
-from trainyard_protos.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc, yard_pb2, yard_pb2_grpc
+from trainyard_protos.v1 import (
+    common_pb2,
+    launcher_pb2,
+    launcher_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+    yard_pb2,
+    yard_pb2_grpc,
+)
 
 from scripts.testbed.patience import PATIENCE_S
+
+HEALTH, JOIN = "/grpc.health.v1.Health/Check", "/trainyard.v1.AgentService/Join"
 
 
 class Yard(yard_pb2_grpc.YardServiceServicer):
@@ -73,6 +83,11 @@ class Scheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         return scheduler_pb2.Job(id=request.id)
 
 
+class Agents(launcher_pb2_grpc.AgentServiceServicer):
+    async def Join(self, request, context):
+        return launcher_pb2.JoinResponse()
+
+
 @pytest.fixture
 def tokens(tmp_path):
     return AttemptTokens.load_or_create(tmp_path)
@@ -95,6 +110,7 @@ async def endpoint(monkeypatch, tmp_path, tokens, scheduler, servicer):
     server = servers.build(Authenticator(bearer_token(tmp_path), tokens), CollectorRegistry(), limiter=limiter)
     yard_pb2_grpc.add_YardServiceServicer_to_server(servicer, server)
     scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(scheduler, server)
+    launcher_pb2_grpc.add_AgentServiceServicer_to_server(Agents(), server)
     Health(["yard"], CollectorRegistry()).register(server)
     port = servers.listen(server, "127.0.0.1", 0)
     await server.start()
@@ -431,6 +447,32 @@ async def test_each_method_bounds_the_size_of_its_requests(endpoint, tmp_path):
     await stub.SubmitBatch(batch)
 
 
+@pytest.mark.parametrize("method", [HEALTH, "/grpc.health.v1.Health/Watch", JOIN])
+async def test_calls_that_send_no_request_keep_no_other_waiting(monkeypatch, endpoint, method):
+    """Of callers without a token, who may be anybody."""
+    monkeypatch.setattr(receptions, "_TIMEOUT_S", 100 * PATIENCE_S)
+    async with grpc.aio.insecure_channel(endpoint) as strangers, grpc.aio.insecure_channel(endpoint) as probe:
+        silent = [strangers.stream_unary(method)() for _ in range(100)]
+        ended = asyncio.wait([asyncio.ensure_future(each.code()) for each in silent], return_when="FIRST_COMPLETED")
+        await asyncio.wait_for(ended, PATIENCE_S)  # so many that they make room for each other
+        assert [each.done() for each in silent].count(True) < len(silent)
+        for called in (HEALTH, JOIN):
+            await asyncio.wait_for(probe.unary_unary(called)(b""), PATIENCE_S)
+
+
+async def test_the_oldest_of_too_many_calls_that_wait_to_send_a_request_ends(monkeypatch, endpoint):
+    monkeypatch.setattr(receptions, "_TIMEOUT_S", 100 * PATIENCE_S)
+    monkeypatch.setattr(receptions, "_TIMEOUT_WHILE_OTHERS_WAIT_S", 100 * PATIENCE_S)
+    monkeypatch.setattr(receptions, "_MAX_WAITING", 10)
+    async with grpc.aio.insecure_channel(endpoint) as strangers:
+        silent = [strangers.stream_unary(HEALTH)() for _ in range(receptions._AT_ONCE + 11)]
+        codes = [asyncio.ensure_future(each.code()) for each in silent]
+        (ended,), others = await asyncio.wait(codes, return_when="FIRST_COMPLETED", timeout=PATIENCE_S)
+        assert (ended.result(), len(others)) == (grpc.StatusCode.DEADLINE_EXCEEDED, len(silent) - 1)
+        for each in others:
+            each.cancel()
+
+
 async def test_bytes_that_are_no_message_are_the_callers_error(endpoint, tmp_path):
     call = connect(endpoint, bearer_token(tmp_path)).unary_unary("/trainyard.v1.YardService/Info")
     assert reason_of(await status_of(call(b"\xff" * 10))) == "MalformedRequest"
@@ -455,16 +497,19 @@ async def test_calls_that_end_before_they_are_refused_flood_no_log(endpoint, cap
     assert len(caplog.records) <= 2
 
 
-async def test_refused_tokens_are_counted_and_flood_no_log(tmp_path, tokens, caplog):
+@pytest.mark.parametrize("reason", ["BadToken", "UserOnly"])
+async def test_refused_tokens_are_counted_and_flood_no_log(tmp_path, tokens, caplog, reason):
+    """Both those that are not valid and those that are good for less."""
     registry = CollectorRegistry()
     server = servers.build(Authenticator(bearer_token(tmp_path), tokens), registry)
     yard_pb2_grpc.add_YardServiceServicer_to_server(Yard(), server)
     endpoint = f"127.0.0.1:{servers.listen(server, '127.0.0.1', 0)}"
     await server.start()
+    token = "nonsense" if reason == "BadToken" else tokens.mint("default", "job", "attempt", 1, ttl_s=60)[0]
     for _ in range(50):
-        await status_of(yard(endpoint, "nonsense").Info(yard_pb2.InfoRequest()))
+        assert reason_of(await status_of(yard(endpoint, token).Shutdown(yard_pb2.ShutdownRequest()))) == reason
     await server.stop(None)
-    labels = {"method": "/trainyard.v1.YardService/Info", "reason": "BadToken"}
+    labels = {"method": "/trainyard.v1.YardService/Shutdown", "reason": reason}
     assert registry.get_sample_value("trainyard_refused_tokens_total", labels) == 50
     (line,) = (record for record in caplog.records if record.name == "servicekit.refusals")
     assert (line.peer, line.method, line.reason) == ("ipv4:127.0.0.1", labels["method"], labels["reason"])

@@ -11,17 +11,20 @@ from trainyard_protos.v1 import artifacts_pb2 as pb
 
 SHAPE = shape_of(pb.CommitRequest.DESCRIPTOR)
 
-chunks = st.builds(pb.ChunkRef, hash=st.binary(max_size=300), size=st.integers(0, 2**32 - 1))
-files = st.builds(
-    pb.File, path=st.text(max_size=5), size=st.integers(-(2**63), 2**63 - 1), chunks=st.lists(chunks, max_size=5)
-)
-commits = st.builds(
-    pb.CommitRequest,
-    name=st.text(max_size=200),
-    manifest=st.builds(pb.Manifest, files=st.lists(files, max_size=5)),
-    aliases=st.lists(st.text(max_size=3), max_size=5),
-    metrics=st.dictionaries(st.text(max_size=3), st.floats(allow_nan=False), max_size=3),
-)
+
+@st.composite
+def commits(draw):
+    """Few draws for a message with many fields: hypothesis takes its time for each."""
+    chunks = [draw(st.integers(0, 5)) for _ in range(draw(st.integers(0, 5)))]  # of each file
+    number = draw(st.integers(0, 2**63 - 1))
+    text = draw(st.sampled_from(["", "x", "x" * 127, "x" * 128, "x" * 300]))  # with lengths of one byte and of two
+    chunk = pb.ChunkRef(hash=text.encode(), size=number % 2**32)
+    return pb.CommitRequest(
+        name=text,
+        manifest=pb.Manifest(files=[pb.File(path=text, size=-number, chunks=[chunk] * count) for count in chunks]),
+        aliases=[text] * draw(st.integers(0, 5)),
+        metrics={str(index): float(number) for index in range(draw(st.integers(0, 3)))},
+    )
 
 
 def fields_of(message):
@@ -38,7 +41,7 @@ def fields_of(message):
 
 
 @settings(max_examples=40)
-@given(commits)
+@given(commits())
 def test_all_fields_of_all_nested_messages_count(commit):
     raw, count = commit.SerializeToString(), fields_of(commit)
     assert not has_more_fields(raw, SHAPE, count)

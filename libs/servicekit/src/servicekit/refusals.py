@@ -1,7 +1,8 @@
 """Calls that were refused for their token: counted in a metric and logged, and nothing else is kept of them.
 
-Whoever can reach the port can cause them, in any number. So the log has at most one line per peer and minute, with the
-number of refused calls that it leaves out, and both its lines and what is remembered are bounded over all peers.
+Either the token is not valid, or it is not for this call. Whoever can reach the port can cause them, in any
+number. So the log has at most one line per peer and minute, with the number of refused calls that it leaves out, and
+both its lines and what is remembered are bounded over all peers.
 """
 
 from __future__ import annotations

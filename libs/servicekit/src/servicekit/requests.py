@@ -192,14 +192,6 @@ class ParsedRequests:
             await self._raw.aclose()
             raise error.with_traceback(None) from None
 
-    async def only(self) -> Any:
-        """The only message. What gRPC received for it is freed when this returns, also when it is refused.
-
-        Raises:
-            InvalidArgument: see `RequestReader.read`.
-            StopAsyncIteration: the stream ended without a message.
-        """
-        try:
-            return await anext(self)
-        finally:
-            await self._raw.aclose()
+    async def close(self) -> None:
+        """Ends the stream, and frees what gRPC received for it."""
+        await self._raw.aclose()

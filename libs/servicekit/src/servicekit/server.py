@@ -22,8 +22,9 @@ from servicekit import descriptors
 from servicekit.auth import Authenticator, Principal, current_principal, set_principal
 from servicekit.certificates import Tls as Tls
 from servicekit.certificates import grpc_credentials
-from servicekit.errors import DeadlineExceeded, Internal, PermissionDenied, ServiceError, Unauthenticated, Unavailable
+from servicekit.errors import Internal, PermissionDenied, ServiceError, Unauthenticated, Unavailable
 from servicekit.limits import CallLimiter, OpenStream, StreamLimiter
+from servicekit.receptions import Receptions
 from servicekit.refusals import Refusals
 from servicekit.requests import Memory, ParsedRequests, RequestReader, Share, is_large
 
@@ -39,12 +40,7 @@ _CONNECTION_IDLE_MS = 600_000  # without a call; clients connect again when they
 _MAX_STREAMS = 4096  # of one connection; further calls of its client wait
 _STALLED_S = 600.0
 """A client that does not take the next message of a stream for this long has left it."""
-# Requests of one method that are received at a time. gRPC receives 16 MiB, and copies them once, before their size can
-# be looked at: this bounds what callers without a token can make a service hold.
-_INTRODUCTIONS_AT_ONCE = 4
-_INTRODUCTION_TIMEOUT_S = 10.0
 _LARGE_OF_ATTEMPT = 8  # large requests of one attempt that are received or handled at a time; its others wait
-_TOKEN_REFUSED = frozenset({"JoinRefused", "DeliveryOnly"})  # reasons of PERMISSION_DENIED that are about the token
 # An agent that was cut off for longer than its token lives gets its next one here.
 _RENEWALS = frozenset({"/trainyard.v1.AgentService/Session"})
 # All that a delivery token is good for.
@@ -86,6 +82,7 @@ class _Guard(grpc.aio.ServerInterceptor):
         self._refusals = refusals
         self._memory = Memory()
         self._turns = _Turns(_LARGE_OF_ATTEMPT)
+        self._receptions: dict[str, Receptions] = {}  # by service: silent agents keep no health check waiting
         self._wrapped: dict[str, grpc.RpcMethodHandler[Any, Any]] = {}
 
     async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
@@ -135,7 +132,8 @@ class _Guard(grpc.aio.ServerInterceptor):
         takes_stream = handler.request_streaming
         if method in _INTRODUCTIONS:
             # Taken as a stream: its message is received when it is asked for, not as soon as the call comes.
-            behaviour, takes_stream = _introduced(behaviour), True
+            receptions = self._receptions.setdefault(_service_of(method), Receptions())
+            behaviour, takes_stream = _introduced(behaviour, receptions), True
         requests = _Requests(
             RequestReader(method, handler.request_deserializer), takes_stream, method in _INTRODUCTIONS | _RENEWALS
         )
@@ -268,7 +266,7 @@ class _Guard(grpc.aio.ServerInterceptor):
             )
         self._calls.handled.labels(method, error.code.name).inc()
         error.__traceback__ = error.__context__ = error.__cause__ = None
-        if isinstance(error, Unauthenticated) or error.reason in _TOKEN_REFUSED:
+        if isinstance(error, (Unauthenticated, PermissionDenied)):
             self._refusals.add(context.peer(), method, error.reason)
         aborted = context.abort(error.code, error.message, trailing_metadata=error.trailing_metadata())
         del context
@@ -318,22 +316,12 @@ class _Turns:
         task.add_done_callback(lambda _: turns.release())
 
 
-def _introduced(behaviour: Callable[..., Any]) -> Callable[..., Any]:
-    """A method with one request, for anybody: few requests are received at once, and none for long."""
-    receiving = asyncio.Semaphore(_INTRODUCTIONS_AT_ONCE)
+def _introduced(behaviour: Callable[..., Any], receptions: Receptions) -> Callable[..., Any]:
+    """A method with one request, for anybody."""
 
     @functools.wraps(behaviour)
     async def call(requests: ParsedRequests, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            async with asyncio.timeout(_INTRODUCTION_TIMEOUT_S), receiving:
-                request = await requests.only()
-        except (TimeoutError, StopAsyncIteration):
-            raise DeadlineExceeded(
-                f"no request was received within {_INTRODUCTION_TIMEOUT_S:g} s",
-                reason="NoRequest",
-                hint="send the request together with the call; try again",
-            ) from None
-        return await behaviour(request, context)
+        return await behaviour(await receptions.receive(requests), context)
 
     return call
 
