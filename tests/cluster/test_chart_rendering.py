@@ -174,6 +174,18 @@ def test_how_the_agent_gets_into_pods_may_be_said(jobs: dict[str, Any], wanted: 
     assert found["TRAINYARD_LAUNCHER_KUBERNETES_AGENT_VOLUME"] == wanted
 
 
+def test_jobs_may_ask_for_no_priority_class_and_tolerate_no_taint_unless_the_values_allow_it() -> None:
+    prefix = "TRAINYARD_LAUNCHER_KUBERNETES_ALLOWED"
+
+    def allowed(objects: list[dict[str, Any]]) -> list[str]:
+        found = environ(objects, "launcher")
+        return [found[f"{prefix}_PRIORITY_CLASSES"], found[f"{prefix}_TOLERATIONS"]]
+
+    assert allowed(made("small")) == ["", ""]
+    values = {"priorityClasses": ["low", "training-*"], "tolerations": ["team"]}
+    assert allowed(rendered({"jobs": {"allowed": values}})) == ["low,training-*", "team"]
+
+
 def test_jobs_run_in_a_namespace_of_their_own_where_nothing_of_the_yard_is_kept() -> None:
     objects = made("small")
     assert environ(objects, "launcher")["TRAINYARD_LAUNCHER_KUBERNETES_NAMESPACE"] == "platform-jobs"

@@ -69,6 +69,7 @@ def test_the_same_file_by_command_line_sdk_and_kubectl_becomes_the_same_pods(
     assert len({by_command_line.id, by_sdk.id, by_kubectl.id}) == 3
     pod = made[0]["job"]["spec"]["template"]["spec"]
     assert (pod["nodeSelector"], pod["securityContext"]["runAsUser"]) == ({"disk": "fast"}, 1234)
+    assert made[0]["job"]["spec"]["template"]["metadata"]["labels"]["team"] == "vision"
     assert made[0]["plans"][1]["env"] == SPEC["env"]
     assert made[1] == made[0]
     assert made[2] == made[0]

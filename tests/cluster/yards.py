@@ -128,6 +128,7 @@ class ClusterYard(Server):
             "KUBECONFIG": str(self.cluster.kubeconfig),
             "WORKER_IMAGE": BUSYBOX,
             "POD_TEMPLATE": str(self.folder / "pod.yaml"),
+            "ALLOWED_TOLERATIONS": "*",
         }
         launcher = {f"KUBERNETES_{name}": value for name, value in of_kubernetes.items()} | {
             "BACKEND": "kubernetes",

@@ -66,6 +66,10 @@
   value: {{ include "trainyard.jobsServiceAccount" . | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_RESERVED_NAMES
   value: {{ include "trainyard.reservedNames" . | quote }}
+- name: TRAINYARD_LAUNCHER_KUBERNETES_ALLOWED_PRIORITY_CLASSES
+  value: {{ join "," .Values.jobs.allowed.priorityClasses | quote }}
+- name: TRAINYARD_LAUNCHER_KUBERNETES_ALLOWED_TOLERATIONS
+  value: {{ join "," .Values.jobs.allowed.tolerations | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_NETWORK_POLICIES
   value: {{ .Values.networkPolicies.enabled | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_HOST_PATHS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 import pytest
@@ -15,13 +15,28 @@ from trainyard_launcher.backends.kubernetes.merge import merged, read_template
 from trainyard_launcher.settings import Settings
 from trainyard_protos.v1 import common_pb2
 
-SETTINGS = Settings(backend="kubernetes", identity="platform-yard", agent_cpu=0.5, agent_memory=2**20)
+SETTINGS = Settings(
+    backend="kubernetes",
+    identity="platform-yard",
+    agent_cpu=0.5,
+    agent_memory=2**20,
+    kubernetes_allowed_priority_classes="training-*",
+    kubernetes_allowed_tolerations="gpu,team/*",
+)
 
 
-def launch(*, nodes: int = 1, workers: int = 1, gpu: int = 0, name: str = "digits", **spec: Any) -> Launch:
+def launch(
+    *,
+    nodes: int = 1,
+    workers: int = 1,
+    gpu: int = 0,
+    name: str = "digits",
+    labels: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> Launch:
     facts = Facts("default", "job-1", name, "0198c0de-0000-7000-8000-00123456789a", 3, nodes, workers, 30)
     per_worker = common_pb2.Resources(cpu=1.5, memory_bytes=2**30, gpu=gpu)
-    return Launch(facts, [], per_worker, spec=Spec(command=("true",), **spec))
+    return Launch(facts, [], per_worker, spec=Spec(command=("true",), **spec), labels=labels or {})
 
 
 def pod_spec(**wishes: Any) -> dict[str, Any]:
@@ -137,6 +152,58 @@ def test_wishes_of_a_job_reach_its_pods() -> None:
     assert spec["imagePullSecrets"] == [{"name": "registry"}]
     assert spec["topologySpreadConstraints"][0]["topologyKey"] == "kubernetes.io/hostname"
     assert spec["securityContext"]["runAsUser"] == 42
+
+
+def test_shared_memory_is_as_large_as_the_memory_of_the_workers_unless_the_job_sets_it() -> None:
+    spec = pod_spec(workers=2)
+    [volume] = [each for each in spec["volumes"] if each["name"] == "trainyard-shm"]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": str(2 * 2**30)}
+    assert {"name": "trainyard-shm", "mountPath": "/dev/shm"} in spec["containers"][0]["volumeMounts"]
+
+
+def test_objects_of_a_job_carry_its_labels_but_none_that_kubernetes_or_the_yard_selects_by() -> None:
+    own = {"team": "vision", "example.com/cost-centre": "7", "kubernetes.io.example/a": "b"}
+    others = {
+        "app.kubernetes.io/component": "gateway",
+        "batch.kubernetes.io/job-completion-index": "5",
+        "kubernetes.io/os": "linux",
+        "pod.k8s.io/x": "y",
+        "trainyard.dev/attempt-id": "another",
+        "job-name": "another",
+        "controller-uid": "another",
+    }
+    job = manifests.job(launch(labels=own | others), "yard:1", SETTINGS)
+    yards = names.labels(launch().facts, SETTINGS.pool, SETTINGS.identity)
+    assert job["metadata"]["labels"] == own | yards
+    assert job["spec"]["template"]["metadata"]["labels"] == own | yards
+
+
+@pytest.mark.parametrize(
+    ("wishes", "words"),
+    [
+        ({"priority_class": "system-node-critical"}, "priorityClass: 'system-node-critical' is not allowed"),
+        ({"priority_class": "system-node-critical"}, r"allowed: training-\*"),
+        ({"tolerations": (Toleration(operator="Exists"),)}, r"tolerations\[0\]: tolerates every taint"),
+        (
+            {"tolerations": (Toleration(key="gpu"), Toleration(key="node-role.kubernetes.io/control-plane"))},
+            r"tolerations\[1\].key: 'node-role.kubernetes.io/control-plane' is not allowed; allowed: gpu, team/\*",
+        ),
+    ],
+)
+def test_a_job_gets_no_priority_class_and_tolerates_no_taint_that_is_not_allowed(wishes: Any, words: str) -> None:
+    with pytest.raises(StartError, match=words) as refused:
+        manifests.job(launch(kubernetes=Kubernetes(**wishes)), "yard:1", SETTINGS)
+    assert refused.value.reason == "NotAllowed"
+
+
+def test_nothing_is_allowed_by_default_and_everything_with_a_star() -> None:
+    asked = Kubernetes(priority_class="training-low", tolerations=(Toleration(operator="Exists"),))
+    with pytest.raises(StartError, match=r"priorityClass.*allowed: none.*tolerations.*allowed: none"):
+        manifests.job(launch(kubernetes=asked), "yard:1", Settings(backend="kubernetes"))
+    stars = {"kubernetes_allowed_priority_classes": "*", "kubernetes_allowed_tolerations": "*"}
+    job = manifests.job(launch(kubernetes=asked), "yard:1", SETTINGS.model_copy(update=stars))
+    spec = job["spec"]["template"]["spec"]
+    assert (spec["priorityClassName"], spec["tolerations"]) == ("training-low", [{"operator": "Exists"}])
 
 
 def test_a_folder_of_the_node_is_refused_unless_the_yard_allows_it() -> None:

@@ -159,7 +159,7 @@ CASES = [
          "spec.retries.rules[0].reasons[0]", "OOM", "not one of the values",
          "WorkerFailed, OutOfMemory, Hung, AgentLost, AgentSilent, StartFailed, CodeUnavailable, EnvironmentFailed, "
          "InputUnavailable, SecretUnavailable, OutputsNotStored, Stopped, ImageUnavailable, VolumeUnavailable, "
-         "Unschedulable, PodsRefused, Evicted, NodeLost, PodDeleted"),
+         "Unschedulable, PodsRefused, NotAllowed, Evicted, NodeLost, PodDeleted"),
     # quantities
     Case("CPU with a fraction", "command: [a]\nresources: {cpu: 0.5}", 6, "spec.resources.cpu", "0.5",
          "not an amount of CPU", CPU_WORDS, '"500m"'),

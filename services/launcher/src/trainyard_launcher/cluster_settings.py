@@ -35,6 +35,11 @@ class ClusterSettings(ServiceSettings):
     kubernetes_reserved_names: str = ""
     """Names of Secrets, claims and service accounts that jobs may not use, because they are the yard's own, with commas
     between them; `*` stands for any characters."""
+    kubernetes_allowed_priority_classes: str = ""
+    """Priority classes that jobs may ask for, with commas between them; `*` stands for any characters."""
+    kubernetes_allowed_tolerations: str = ""
+    """Keys of taints that jobs may tolerate, with commas between them; `*` stands for any characters, and alone also
+    allows jobs to tolerate every taint. Pods that ask for GPUs tolerate the taint of GPUs in any case."""
     kubernetes_network_policies: bool = False
     """Whether pods of an attempt are allowed to reach each other by a NetworkPolicy of their own. Needed where another
     one keeps everybody away from them, as the chart's does."""

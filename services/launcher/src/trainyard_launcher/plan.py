@@ -68,7 +68,8 @@ class Planner:
             plan.MergeFrom(common)
             plans.append(plan)
         per_worker = common_pb2.Resources(cpu=cpu, memory_bytes=memory, gpu=gpu)
-        return Launch(facts, plans, per_worker, resolve(job, cluster=self.settings.backend == "kubernetes"), job.spec)
+        secrets = resolve(job, cluster=self.settings.backend == "kubernetes")
+        return Launch(facts, plans, per_worker, secrets, job.spec, job.metadata.labels)
 
     def _common(self, assignment: scheduler_pb2.Assignment, facts: Facts, job: TrainingJob) -> Plan:
         from trainyard.spec import quantities

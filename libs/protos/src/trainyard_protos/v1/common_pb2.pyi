@@ -197,7 +197,8 @@ class Exit(_message.Message):
     reason: _builtins.str
     """Typed reason: Completed, WorkerFailed, OutOfMemory, Hung, Stopped, DeadlineExceeded, AgentLost, AgentSilent,
     StartFailed, CodeUnavailable, EnvironmentFailed, InputUnavailable, SecretUnavailable, OutputsNotStored;
-    on a cluster also ImageUnavailable, VolumeUnavailable, Unschedulable, PodsRefused, Evicted, NodeLost, PodDeleted.
+    on a cluster also ImageUnavailable, VolumeUnavailable, Unschedulable, PodsRefused, NotAllowed, Evicted, NodeLost,
+    PodDeleted.
     """
     message: _builtins.str
     exit_code: _builtins.int

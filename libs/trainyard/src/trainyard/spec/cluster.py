@@ -82,7 +82,7 @@ class Kubernetes(Part):
     )
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=32)] = Field(
         default=(),
-        description="Taints of nodes that do not keep the pods away.",
+        description="Taints of nodes that do not keep the pods away. The cluster lists the keys that it allows.",
         examples=[[{"key": "gpu", "operator": "Exists"}]],
     )
     volumes: Annotated[
@@ -93,7 +93,7 @@ class Kubernetes(Part):
     ] = Field(default=(), description="What is mounted into every pod.")
     shared_memory: Memory | None = Field(
         default=None,
-        description="Size of `/dev/shm`, out of the memory of the workers. Absent: 64 MiB, as Kubernetes gives it.",
+        description="Size of `/dev/shm`, out of the memory of the workers. Absent: as large as that memory.",
         examples=["1Gi"],
     )
     service_account: ObjectName | None = Field(
@@ -111,7 +111,8 @@ class Kubernetes(Part):
         "is a choice. Absent: no wish.",
     )
     priority_class: ObjectName | None = Field(
-        default=None, description="PriorityClass of the pods. The yard's own order is `spec.priority`."
+        default=None,
+        description="PriorityClass of the pods, one that the cluster allows. The yard's own order is `spec.priority`.",
     )
     run_as_user: UserId | None = Field(
         default=None, description="User of the workers. Absent: as the launcher was set up, never root."

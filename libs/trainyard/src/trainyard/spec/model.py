@@ -62,6 +62,7 @@ Reason = Literal[
     "VolumeUnavailable",
     "Unschedulable",
     "PodsRefused",
+    "NotAllowed",
     "Evicted",
     "NodeLost",
     "PodDeleted",
@@ -85,7 +86,10 @@ class Metadata(Part):
         description="Name of the job. Several jobs may share one; each has an id of its own.", examples=["digits"]
     )
     labels: Labels = Field(
-        default_factory=dict, description="Free labels, to find jobs by.", examples=[{"team": "vision"}]
+        default_factory=dict,
+        description="Free labels, to find jobs by. On a cluster pods carry them as well, except those of Kubernetes "
+        "(`kubernetes.io/`, `k8s.io/`) and the yard (`trainyard.dev/`).",
+        examples=[{"team": "vision"}],
     )
 
 

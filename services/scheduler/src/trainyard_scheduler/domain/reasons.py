@@ -26,6 +26,7 @@ class ExitReason(StrEnum):
     VOLUME_UNAVAILABLE = "VolumeUnavailable"
     UNSCHEDULABLE = "Unschedulable"
     PODS_REFUSED = "PodsRefused"
+    NOT_ALLOWED = "NotAllowed"
     EVICTED = "Evicted"
     NODE_LOST = "NodeLost"
     POD_DELETED = "PodDeleted"
@@ -38,6 +39,7 @@ CANNOT_GET_BETTER = frozenset(
         ExitReason.CODE_UNAVAILABLE,
         ExitReason.INPUT_UNAVAILABLE,
         ExitReason.SECRET_UNAVAILABLE,
+        ExitReason.NOT_ALLOWED,
     }
 )
 

@@ -16,7 +16,7 @@ from trainyard.spec.cluster import Toleration, Volume
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_launcher.backend import Facts, Launch, StartError
-from trainyard_launcher.backends.kubernetes import names, reserved, taints
+from trainyard_launcher.backends.kubernetes import allowed, names, reserved, taints
 from trainyard_launcher.backends.kubernetes.merge import merged
 from trainyard_launcher.settings import Settings
 
@@ -57,7 +57,8 @@ def job(
     facts = launch.facts
     if launch.spec is not None:
         reserved.check(launch.spec, settings)
-    labels = names.labels(facts, settings.pool, settings.identity)
+        allowed.check(launch.spec, settings)
+    labels = names.users_labels(launch.labels) | names.labels(facts, settings.pool, settings.identity)
     pod = {
         "metadata": {"labels": labels, "annotations": {}},
         "spec": _pod_spec(launch, endpoint, settings, agent_mounted=agent_mounted),
@@ -157,8 +158,7 @@ def _pod_spec(launch: Launch, endpoint: str, settings: Settings, *, agent_mounte
     }
     if facts.nodes > 1:
         pod["subdomain"] = names.object_name(facts)
-    if wishes.shared_memory is not None:
-        pod["volumes"].append(_shared_memory(quantities.memory_bytes(wishes.shared_memory)))
+    pod["volumes"].append(_shared_memory(launch, wishes))
     gpus = [taints.of_gpus(settings.kubernetes_gpu_resource)] if launch.per_worker.gpu else []
     return pod | _placement(wishes, facts.attempt_id, gpus)
 
@@ -205,13 +205,12 @@ def _worker_container(
         {"name": AGENT_VOLUME, "mountPath": AGENT_FOLDER, "readOnly": True} | in_image,
         {"name": "trainyard-node", "mountPath": NODE_FOLDER.rpartition("/")[0]},
         {"name": "trainyard-identity", "mountPath": _IDENTITY, "readOnly": True},
+        {"name": "trainyard-shm", "mountPath": "/dev/shm"},
     ]
     mounts += [
         {"name": each.name, "mountPath": each.mount_path} | ({"readOnly": True} if each.read_only else {})
         for each in wishes.volumes
     ]
-    if wishes.shared_memory is not None:
-        mounts.append({"name": "trainyard-shm", "mountPath": "/dev/shm"})
     return {
         "name": WORKER,
         "image": spec.image or settings.kubernetes_worker_image,
@@ -283,8 +282,18 @@ def _own_volumes(settings: Settings) -> list[Object]:
     ]
 
 
-def _shared_memory(size_bytes: int) -> Object:
-    return {"name": "trainyard-shm", "emptyDir": {"medium": "Memory", "sizeLimit": str(size_bytes)}}
+def _shared_memory(launch: Launch, wishes: Kubernetes) -> Object:
+    """/dev/shm: as large as the workers' memory unless the job says otherwise.
+
+    What is in it counts as memory of the container. So the limit of memory is reached first, whose message names it: a
+    full /dev/shm ends a worker with a bare SIGBUS. The runtime's own has 64 MiB, too little for most data loaders.
+    """
+    if wishes.shared_memory is not None:
+        size_bytes = quantities.memory_bytes(wishes.shared_memory)
+    else:
+        size_bytes = launch.per_worker.memory_bytes * launch.facts.workers_per_node
+    limit = {"sizeLimit": str(size_bytes)} if size_bytes else {}
+    return {"name": "trainyard-shm", "emptyDir": {"medium": "Memory"} | limit}
 
 
 def _volume(wish: Volume, settings: Settings) -> Object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -20,6 +21,7 @@ FENCE, WORKSPACE, POOL = f"{PREFIX}/fence", f"{PREFIX}/workspace", f"{PREFIX}/po
 FACTS = f"{PREFIX}/facts"
 INDEX = "batch.kubernetes.io/job-completion-index"
 
+_RESERVED_LABEL = re.compile(r"(.*\.)?(kubernetes\.io|k8s\.io|trainyard\.dev)/.*|job-name|controller-uid")
 _NAME_MOST = 40  # a pod's host name, `<name>-<12 of the attempt>-<index>`, has at most 63 characters
 _LABEL_MOST = 63
 _FACTS = TypeAdapter(Facts)
@@ -49,6 +51,15 @@ def labels(facts: Facts, pool: str, identity: str) -> dict[str, str]:
         WORKSPACE: label_value(facts.workspace),
         POOL: label_value(pool),
     }
+
+
+def users_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Those of a job's own labels that its objects carry as well.
+
+    Others would make a pod something that it is not: Kubernetes and the yard select by them. Beside the yard, a pod
+    labelled like the gateway would receive its connections.
+    """
+    return {key: value for key, value in labels.items() if not _RESERVED_LABEL.fullmatch(key)}
 
 
 def selector(pool: str) -> str:
