@@ -23,7 +23,7 @@ from scripts.testbed.cluster.cluster import Cluster
 from tests.cluster.resources import OperatorProcess, Resources, install, namespace
 from tests.conftest import YardHome
 
-SETTINGS = Settings(backend="kubernetes", identity="platform-yard")
+SETTINGS = Settings(backend="kubernetes", identity="platform-yard", kubernetes_allowed_tolerations="gpu,team")
 SPEC = {
     "priority": 70,
     "runtime": "torchrun",
