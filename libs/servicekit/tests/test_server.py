@@ -460,12 +460,50 @@ async def test_calls_that_send_no_request_keep_no_other_waiting(monkeypatch, end
             await asyncio.wait_for(probe.unary_unary(called)(b""), PATIENCE_S)
 
 
-async def test_the_oldest_of_too_many_calls_that_wait_to_send_a_request_ends(monkeypatch, endpoint):
+@pytest.fixture
+def arrivals(monkeypatch):
+    """Counts the calls that want a place to send their request; those that have one may keep it."""
+    arrived, take_place = asyncio.Semaphore(0), receptions.Receptions._take_place
+
+    async def noting(self):
+        arrived.release()
+        await take_place(self)
+
+    monkeypatch.setattr(receptions.Receptions, "_take_place", noting)
     monkeypatch.setattr(receptions, "_TIMEOUT_S", 100 * PATIENCE_S)
     monkeypatch.setattr(receptions, "_TIMEOUT_WHILE_OTHERS_WAIT_S", 100 * PATIENCE_S)
+    return arrived
+
+
+async def open_silent(channel, method, arrivals, number):
+    calls = []
+    for _ in range(number):
+        calls.append(channel.stream_unary(method)())
+        await asyncio.wait_for(arrivals.acquire(), PATIENCE_S)
+    return calls
+
+
+async def test_a_place_to_send_a_request_goes_to_the_newest_call(endpoint, arrivals):
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        silent = await open_silent(channel, HEALTH, arrivals, receptions._AT_ONCE + 1)
+        probe = asyncio.ensure_future(channel.unary_unary(HEALTH)(b""))
+        await asyncio.wait_for(arrivals.acquire(), PATIENCE_S)
+        silent[0].cancel()
+        await asyncio.wait_for(probe, PATIENCE_S)
+
+
+@pytest.mark.parametrize(("silent", "other"), [(HEALTH, JOIN), (JOIN, HEALTH)])
+async def test_calls_of_one_service_take_no_place_of_another(endpoint, arrivals, silent, other):
+    async with grpc.aio.insecure_channel(endpoint) as channel:
+        calls = await open_silent(channel, silent, arrivals, receptions._AT_ONCE)
+        await asyncio.wait_for(channel.unary_unary(other)(b""), PATIENCE_S)
+        assert not any(call.done() for call in calls)
+
+
+async def test_the_oldest_of_too_many_calls_that_wait_to_send_a_request_ends(monkeypatch, endpoint, arrivals):
     monkeypatch.setattr(receptions, "_MAX_WAITING", 10)
     async with grpc.aio.insecure_channel(endpoint) as strangers:
-        silent = [strangers.stream_unary(HEALTH)() for _ in range(receptions._AT_ONCE + 11)]
+        silent = await open_silent(strangers, HEALTH, arrivals, receptions._AT_ONCE + 11)
         codes = [asyncio.ensure_future(each.code()) for each in silent]
         (ended,), others = await asyncio.wait(codes, return_when="FIRST_COMPLETED", timeout=PATIENCE_S)
         assert (ended.result(), len(others)) == (grpc.StatusCode.DEADLINE_EXCEEDED, len(silent) - 1)

@@ -13,6 +13,8 @@ from trainyard.agent.changes import Changes
 from trainyard.agent.lines import Flood
 from trainyard.agent.output import Output
 
+from scripts.testbed.patience import PATIENCE_S
+
 # A user namespace has limits of its own, so other programs of the user notice nothing.
 LIMITED = 'echo {instances} > /proc/sys/user/max_inotify_instances && exec "$@"'
 TRAIN = """
@@ -145,6 +147,19 @@ async def test_a_folder_outside_of_the_job_is_neither_walked_nor_watched(tmp_pat
     assert [each.path.name for each in found] == ["step-2"]
     [(name, why)] = refused
     assert (name, "to '/', outside of the job's folder" in why) == ("step-1", True)
+
+
+async def test_nothing_behind_a_link_that_leaves_the_job_is_watched(tmp_path, changes, monkeypatch):
+    job, away, watched, seen = tmp_path / "job", tmp_path / "away", [], asyncio.Event()
+    job.mkdir()
+    (away / "inner").mkdir(parents=True)
+    watch = changes.watch
+    monkeypatch.setattr(changes, "watch", lambda path, *others: watched.append(path) or watch(path, *others))
+    Candidates(job, "step-{step}", 0.0, ignore, lambda *_: seen.set(), changes, root=job)
+    (tmp_path / "link").symlink_to(away)
+    (tmp_path / "link").rename(job / "step-1")
+    await asyncio.wait_for(seen.wait(), PATIENCE_S)
+    assert watched == [job]
 
 
 async def test_checkpoints_that_are_found_at_the_end_come_by_step_and_then_by_age(tmp_path, changes):
