@@ -45,8 +45,14 @@ class PretendBackend:
         self._capacity = capacity
         self._waiting: set[tuple[str, int]] = set()
 
-    def machines(self) -> Sequence[scheduler_pb2.Machine]:
-        return [scheduler_pb2.Machine(name="pretend", total=self._capacity, free=self._capacity)]
+    def offer(self) -> scheduler_pb2.RegisterPoolRequest:
+        return scheduler_pb2.RegisterPoolRequest(machines=[scheduler_pb2.Machine(name="pretend", total=self._capacity)])
+
+    async def changed(self) -> None:
+        await asyncio.Event().wait()
+
+    def awaits_machines(self, attempt_id: str) -> bool:
+        return False
 
     async def open(self, observer: Observer) -> Sequence[Found]:
         self._observer = observer
