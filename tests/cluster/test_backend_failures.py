@@ -50,4 +50,5 @@ def test_an_api_server_that_is_away_for_a_minute_disturbs_nothing(
         cluster_alone.start_api()
         assert running.wait(WAIT_S).reason == "Completed"
         assert late.wait(WAIT_S).reason == "Completed"
-        assert (running.status().attempt, late.status().attempt) == (1, 1)
+        told = [f"{event.type} {event.reason} {event.message}" for event in (*running.events(), *late.events())]
+        assert (running.status().attempt, late.status().attempt) == (1, 1), told
