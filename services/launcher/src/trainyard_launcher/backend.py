@@ -180,7 +180,7 @@ class Observer(Protocol):
         ...
 
     def placed(self, attempt_id: str) -> None:
-        """Nodes of an attempt that waits for machines of some kind got theirs; `Backend.place` says which."""
+        """A node of an attempt got its machine; `Backend.place` says which. Its agent is waited for from now on."""
         ...
 
     def silent_s(self, attempt_id: str, node: int) -> float:

@@ -227,7 +227,12 @@ class Supervisor:
     def placed(self, attempt_id: str) -> None:
         """Tells the scheduler where nodes are, when the cluster chose; see `Observer`."""
         attempt = self.attempts.get(attempt_id)
-        if attempt is not None and (found := self._placements(attempt)):
+        if attempt is None:
+            return
+        for node in attempt.nodes:
+            if not node.heard_ns:
+                node.heard = time.monotonic()
+        if found := self._placements(attempt):
             self._reporter.placements(attempt_id, attempt.facts.fence, found)
 
     def _placements(self, attempt: Attempt) -> list[scheduler_pb2.Placement]:

@@ -155,8 +155,7 @@ class Keeper:
         node.pod = pod
         if placed:
             attempt.note_placed()
-            if binding.target(attempt.facts, node.index).kind:
-                self._observer.placed(attempt.facts.attempt_id)
+            self._observer.placed(attempt.facts.attempt_id)
         self._open_gate(attempt, node, pod)
         if after is None or pod.over:
             gone = pods.deleted() if after is None and not pod.over and not node.asked else None
