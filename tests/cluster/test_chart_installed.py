@@ -26,7 +26,7 @@ WAITING = """
         time.sleep(0.1)
     print("done", flush=True)
 """
-SECRETS = {f"yard-trainyard-{name}" for name in ("attempt-key", "authority", "redis", "tls", "token")}
+SECRETS = {f"yard-trainyard-{name}" for name in ("attempt-key", "authority", "redis", "scrape-token", "tls", "token")}
 KINDS = (
     "all,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,"
     "persistentvolumeclaims"

@@ -405,6 +405,22 @@ def test_dashboards_and_rules_are_there_for_who_looks() -> None:
     assert alerts == {path.name: path.read_text() for path in (CHART / "alerts").glob("*.yaml")}
 
 
+def test_prometheus_is_given_a_token_that_opens_the_metrics_of_every_service_and_not_that_of_users() -> None:
+    objects = made("large")
+    monitor = named(objects, "ServiceMonitor", "yard-trainyard")["spec"]
+    [endpoint] = monitor["endpoints"]
+    secret = endpoint["authorization"]["credentials"]
+    assert secret == {"name": "yard-trainyard-scrape-token", "key": "token"}
+    for service in ("scheduler", "launcher", "metrics", "artifacts"):
+        spec = named(objects, "StatefulSet", f"yard-trainyard-{service}")["spec"]["template"]["spec"]
+        [volume] = [each for each in spec["volumes"] if each.get("secret", {}).get("secretName") == secret["name"]]
+        mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
+        file = environ(objects, service)["TRAINYARD_SERVICE_METRICS_TOKEN_FILE"]
+        assert file == f"{mounts[volume['name']]}/token"
+    setup = named(objects, "Job", "yard-trainyard-setup")["spec"]["template"]["spec"]["containers"][0]
+    assert {"name": "TRAINYARD_SETUP_SCRAPE_TOKEN_SECRET", "value": secret["name"]} in setup["env"]
+
+
 NUMBERS: dict[str, Any] = LARGE | {
     "nameOverride": "1",
     "priorityClassName": "2",

@@ -14,6 +14,8 @@
   value: /etc/trainyard/tls/tls.key
 - name: TRAINYARD_SERVICE_TOKEN_FILE
   value: /etc/trainyard/token/token
+- name: TRAINYARD_SERVICE_METRICS_TOKEN_FILE
+  value: /etc/trainyard/scrape/token
 - name: TRAINYARD_SERVICE_ATTEMPT_KEY
   value: /etc/trainyard/attempt/{{ if eq .name "launcher" }}attempt.key{{ else }}attempt.pub{{ end }}
 {{- if and (eq $values.database.kind "postgresql") (has .name (list "scheduler" "metrics" "artifacts")) }}

@@ -53,6 +53,7 @@ spec:
         - {name: tmp, mountPath: /tmp}
         - {name: tls, mountPath: /etc/trainyard/tls, readOnly: true}
         - {name: token, mountPath: /etc/trainyard/token, readOnly: true}
+        - {name: scrape-token, mountPath: /etc/trainyard/scrape, readOnly: true}
         - {name: attempt-key, mountPath: /etc/trainyard/attempt, readOnly: true}
         {{- if and $root.Values.jobs.podTemplate (eq $name "launcher") }}
         - {name: jobs, mountPath: /etc/trainyard/jobs, readOnly: true}
@@ -64,6 +65,7 @@ spec:
     - {name: tmp, emptyDir: {}}
     - {name: tls, secret: {secretName: {{ include "trainyard.tlsSecret" $root | quote }}, defaultMode: 0440}}
     - {name: token, secret: {secretName: {{ include "trainyard.tokenSecret" $root | quote }}, defaultMode: 0440}}
+    - {name: scrape-token, secret: {secretName: {{ include "trainyard.scrapeTokenSecret" $root | quote }}, items: [{key: token, path: token}], defaultMode: 0440}}
     - name: attempt-key
       secret:
         secretName: {{ include "trainyard.attemptKeySecret" $root | quote }}

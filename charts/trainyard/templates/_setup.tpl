@@ -15,6 +15,9 @@
 {{- if not .Values.token.existingSecret }}
 - {name: TRAINYARD_SETUP_TOKEN_SECRET, value: {{ include "trainyard.tokenSecret" . | quote }}}
 {{- end }}
+{{- if not .Values.scrapeToken.existingSecret }}
+- {name: TRAINYARD_SETUP_SCRAPE_TOKEN_SECRET, value: {{ include "trainyard.scrapeTokenSecret" . | quote }}}
+{{- end }}
 {{- if not .Values.attemptKey.existingSecret }}
 - {name: TRAINYARD_SETUP_ATTEMPT_KEY_SECRET, value: {{ include "trainyard.attemptKeySecret" . | quote }}}
 {{- end }}
@@ -36,7 +39,7 @@
 {{- /* Names of the secrets that the hooks may read and change. */ -}}
 {{- define "trainyard.setupSecrets" -}}
 {{- $full := include "trainyard.fullname" . -}}
-[{{ $full }}-token, {{ $full }}-attempt-key, {{ $full }}-redis, {{ $full }}-authority, {{ include "trainyard.tlsSecret" . | quote }}]
+[{{ $full }}-token, {{ $full }}-scrape-token, {{ $full }}-attempt-key, {{ $full }}-redis, {{ $full }}-authority, {{ include "trainyard.tlsSecret" . | quote }}]
 {{- end -}}
 
 {{- /* What has failed is kept for its logs until the next try, or until the release is removed. */ -}}

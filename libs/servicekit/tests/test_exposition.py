@@ -6,17 +6,21 @@ import subprocess
 import urllib.error
 import urllib.request
 
+import grpc
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from servicekit import exposition
+from servicekit.auth import AttemptTokens
 from servicekit.exposition import Exposition
 from servicekit.health import Health
+from servicekit.host import Host
 from servicekit.refusals import Refusals
 from servicekit.server import Tls
+from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from scripts.testbed.patience import PATIENCE_S
 
-TOKEN = "the-token-of-this-yard"
+TOKEN, SCRAPING = "the-token-of-this-yard", "a-token-for-prometheus"
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ async def exposed():
     registry = CollectorRegistry()
     Counter("points", "Points", registry=registry).inc(3)
     health = Health(["metrics", "artifacts"], registry)
-    server = Exposition(registry, health, TOKEN, Refusals(registry))
+    server = Exposition(registry, health, [TOKEN, SCRAPING], Refusals(registry))
     port = await server.start("127.0.0.1", 0)
     yield health, f"http://127.0.0.1:{port}"
     await server.stop()
@@ -46,10 +50,36 @@ async def get(url, token="", context=None):
     return await asyncio.to_thread(ask)
 
 
-async def test_metrics_are_shown_to_who_has_the_token(exposed):
+@pytest.mark.parametrize("token", [TOKEN, SCRAPING])
+async def test_metrics_are_shown_to_who_has_the_token_of_users_or_the_one_for_scraping(exposed, token):
     _, url = exposed
-    status, body = await get(f"{url}/metrics", TOKEN)
+    status, body = await get(f"{url}/metrics", token)
     assert (status, "points_total 3.0" in body) == (200, True)
+
+
+class Pools(scheduler_pb2_grpc.SchedulerServiceServicer):
+    async def ListPools(self, request, context):
+        return scheduler_pb2.ListPoolsResponse()
+
+
+@pytest.mark.parametrize("scraping", ["", SCRAPING])
+async def test_the_token_for_scraping_opens_no_call_and_none_opens_nothing(tmp_path, scraping):
+    host = Host(["metrics"], tmp_path, TOKEN, AttemptTokens.load_or_create(tmp_path), metrics_token=scraping)
+    url = await host.expose("127.0.0.1", 0)
+    port = host.listen("127.0.0.1", 0)
+    scheduler_pb2_grpc.add_SchedulerServiceServicer_to_server(Pools(), host.server)
+    await host.server.start()
+    try:
+        assert (await get(url, SCRAPING))[0] == (200 if scraping else 401)
+        assert (await get(url))[0] == 401
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call, request = scheduler_pb2_grpc.SchedulerServiceStub(channel).ListPools, scheduler_pb2.ListPoolsRequest()
+            await call(request, metadata=(("authorization", f"Bearer {TOKEN}"),))
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await call(request, metadata=(("authorization", f"Bearer {SCRAPING}"),))
+            assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+    finally:
+        await host.stop()
 
 
 @pytest.mark.parametrize("token", ["", "another", TOKEN[:-1]])
@@ -133,7 +163,9 @@ async def test_an_accept_header_that_means_nothing_is_refused(exposed, accept):
 
 
 async def test_beyond_loopback_it_wants_a_certificate():
-    server = Exposition(CollectorRegistry(), Health([], CollectorRegistry()), TOKEN, Refusals(CollectorRegistry()))
+    server = Exposition(
+        CollectorRegistry(), Health([], CollectorRegistry()), [TOKEN, SCRAPING], Refusals(CollectorRegistry())
+    )
     with pytest.raises(ValueError, match="without TLS"):
         await server.start("0.0.0.0", 0)
 
@@ -145,7 +177,9 @@ async def test_with_a_certificate_it_speaks_tls(tmp_path):
     )
     files = ["-keyout", str(key), "-out", str(certificate)]
     subprocess.run([*command.split(), *files], check=True, capture_output=True)
-    server = Exposition(CollectorRegistry(), Health([], CollectorRegistry()), TOKEN, Refusals(CollectorRegistry()))
+    server = Exposition(
+        CollectorRegistry(), Health([], CollectorRegistry()), [TOKEN, SCRAPING], Refusals(CollectorRegistry())
+    )
     port = await server.start("127.0.0.1", 0, Tls(certificate, key))
     context = ssl.create_default_context(cafile=str(certificate))
     assert (await get(f"https://127.0.0.1:{port}/healthz", context=context))[0] == 200

@@ -46,6 +46,7 @@ def settings(**changes: object) -> Settings:
         "namespace": "platform",
         "jobs_namespace": "jobs",
         "token_secret": "yard-token",
+        "scrape_token_secret": "yard-scrape-token",
         "attempt_key_secret": "yard-attempt-key",
         "redis_secret": "yard-redis",
         "redis_host": "yard-redis.platform.svc",
@@ -64,7 +65,9 @@ def days(number: float) -> datetime.timedelta:
 def test_a_first_run_makes_every_secret(shelf: Shelf) -> None:
     make_secrets(settings(), shelf, NOW)
     certify(settings(), shelf, NOW)
-    assert sorted(shelf.kept) == ["yard-attempt-key", "yard-authority", "yard-redis", "yard-tls", "yard-token"]
+    names = ["attempt-key", "authority", "redis", "scrape-token", "tls", "token"]
+    assert sorted(shelf.kept) == [f"yard-{name}" for name in names]
+    assert shelf.kept["yard-scrape-token"] != shelf.kept["yard-token"]
 
 
 def test_a_second_run_changes_nothing(shelf: Shelf) -> None:
@@ -77,7 +80,7 @@ def test_a_second_run_changes_nothing(shelf: Shelf) -> None:
 
 
 def test_secrets_of_others_are_not_made(shelf: Shelf) -> None:
-    make_secrets(settings(token_secret="", redis_secret=""), shelf, NOW)
+    make_secrets(settings(token_secret="", scrape_token_secret="", redis_secret=""), shelf, NOW)
     assert sorted(shelf.kept) == ["yard-attempt-key"]
 
 

@@ -1,6 +1,6 @@
 """The HTTP port of a service, for machines that watch it.
 
-    /metrics   Prometheus metrics; needs the bearer token, as every call does
+    /metrics   Prometheus metrics; needs the token for scraping, or the users'
     /healthz   200 while the process answers
     /readyz    200 while everything in it serves, else 503 with what does not
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry
@@ -45,14 +46,14 @@ class Exposition:
     Args:
         registry: what is shown.
         health: who serves.
-        token: the bearer token that `/metrics` asks for.
+        tokens: the bearer tokens that open `/metrics`: the users', and one that opens nothing else.
         refusals: counts and logs other tokens.
     """
 
-    def __init__(self, registry: CollectorRegistry, health: Health, token: str, refusals: Refusals) -> None:
+    def __init__(self, registry: CollectorRegistry, health: Health, tokens: Sequence[str], refusals: Refusals) -> None:
         self._registry = registry
         self._health = health
-        self._token = token.encode()
+        self._tokens = [token.encode() for token in tokens]
         self._refusals = refusals
         self._server: asyncio.Server | None = None
         self._connections = 0
@@ -124,6 +125,9 @@ class Exposition:
             return await self._metrics(headers, peer)
         return _Answer("404 Not Found", b"there are /metrics, /healthz and /readyz\n")
 
+    def _opens(self, token: str) -> bool:
+        return any(hmac.compare_digest(token.encode(), known) for known in self._tokens)
+
     def _readiness(self) -> _Answer:
         missing = self._health.missing()
         if missing:
@@ -132,11 +136,11 @@ class Exposition:
 
     async def _metrics(self, headers: dict[str, str], peer: str) -> _Answer:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(token.encode(), self._token):
+        if scheme.lower() != "bearer" or not self._opens(token):
             self._refusals.add(peer, "/metrics", "BadToken" if token else "NoToken")
             return _Answer(
                 "401 Unauthorized",
-                b"send 'Authorization: Bearer <token>': the yard's token, as for every call\n",
+                b"send 'Authorization: Bearer <token>': the token for scraping, or the yard's token\n",
                 headers=("WWW-Authenticate: Bearer",),
             )
         try:

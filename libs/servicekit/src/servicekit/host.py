@@ -30,6 +30,7 @@ class Host:
         token: the users' bearer token.
         tokens: verifies attempts.
         before: interceptors that run ahead of authentication.
+        metrics_token: opens `/metrics` and nothing else; "" for none. The users' token opens it as well.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Host:
         token: str,
         tokens: AttemptVerifier,
         before: Sequence[grpc.aio.ServerInterceptor] = (),
+        metrics_token: str = "",
     ) -> None:
         descriptors.raise_limit()
         self.registry = CollectorRegistry()
@@ -50,7 +52,9 @@ class Host:
         self.server = servers.build(Authenticator(token, tokens), self.registry, before, refusals=self._refusals)
         self.health = Health(services, self.registry)
         self.health.register(self.server)
-        self._exposition = Exposition(self.registry, self.health, token, self._refusals)
+        self._exposition = Exposition(
+            self.registry, self.health, [each for each in (token, metrics_token) if each], self._refusals
+        )
 
     def listen(self, host: str, port: int, tls: Tls | None = None) -> int:
         """Binds the gRPC server; see `servicekit.server.listen`."""

@@ -60,6 +60,9 @@ class Options(Settings):
     tls_cert: Path | None = Field(None, description="certificate chain of this service, PEM")
     tls_key: Path | None = Field(None, description="its private key, PEM")
     token_file: Path | None = Field(None, description="the users' bearer token; default: HOME/token")
+    metrics_token_file: Path | None = Field(
+        None, description="a bearer token that opens /metrics and nothing else; none: only the users' token does"
+    )
     attempt_key: Path | None = Field(
         None, description=f"public key that attempts' tokens are checked with, PEM; default: HOME/{PUBLIC_KEY_FILE}"
     )
@@ -82,14 +85,25 @@ class Options(Settings):
         Raises:
             ValueError: its file cannot be read or holds none.
         """
-        path = self.token_file or self.home / "token"
-        try:
-            token = path.read_text().strip()
-        except OSError as error:
-            raise ValueError(f"token_file: cannot read {path}: {error.strerror}") from error
-        if not token:
-            raise ValueError(f"token_file: {path} is empty")
-        return token
+        return _token("token_file", self.token_file or self.home / "token")
+
+    def metrics_token(self) -> str:
+        """The token that opens `/metrics` alone; "" for none.
+
+        Raises:
+            ValueError: its file cannot be read or holds none.
+        """
+        return _token("metrics_token_file", self.metrics_token_file) if self.metrics_token_file else ""
+
+
+def _token(option: str, path: Path) -> str:
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise ValueError(f"{option}: cannot read {path}: {error.strerror}") from error
+    if not token:
+        raise ValueError(f"{option}: {path} is empty")
+    return token
 
 
 class DatabaseOptions(Options):

@@ -131,7 +131,7 @@ async def _serve(program: Program[O], options: O) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     token, tokens = options.token(), program.tokens(options)
-    host = Host([program.name], options.home, token, tokens)
+    host = Host([program.name], options.home, token, tokens, metrics_token=options.metrics_token())
     metrics_url = ""
     if options.metrics_listen is not None:
         metrics_url = await host.expose(options.metrics_listen.host, options.metrics_listen.port, options.tls)

@@ -93,6 +93,7 @@ def make_secrets(settings: Settings, keeper: Keeper, now: datetime.datetime) -> 
     """The secrets beside the certificate's."""
     wanted: list[tuple[str, Sequence[str], Callable[[], Data]]] = [
         (settings.token_secret, ["token"], secrets.token),
+        (settings.scrape_token_secret, ["token"], secrets.scrape_token),
         (settings.attempt_key_secret, ["attempt.key", "attempt.pub"], secrets.attempt_key),
         (settings.redis_secret, ["password", "url"], lambda: secrets.redis(settings.redis_host)),
     ]

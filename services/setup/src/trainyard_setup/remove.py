@@ -15,6 +15,7 @@ def remove(settings: Settings, cluster: Cluster) -> str:
         cluster.release_resources(settings.launcher, settings.watched())
     made = [
         settings.token_secret,
+        settings.scrape_token_secret,
         settings.attempt_key_secret,
         settings.redis_secret,
         settings.certificate_secret,

@@ -27,6 +27,11 @@ def token() -> Data:
     return {"token": secrets.token_urlsafe(32).encode()}
 
 
+def scrape_token() -> Data:
+    """The token that opens `/metrics` and nothing else."""
+    return token()
+
+
 def attempt_key() -> Data:
     """The key pair of attempts' tokens: the launcher is shown the private half, everybody the public one."""
     key = Ed25519PrivateKey.generate()

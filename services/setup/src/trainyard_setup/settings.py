@@ -33,6 +33,8 @@ class Settings(ServiceSettings):
 
     token_secret: str = ""
     """Made when missing: the users' token."""
+    scrape_token_secret: str = ""
+    """Made when missing: the token that opens `/metrics` and nothing else."""
     attempt_key_secret: str = ""
     """Made when missing: the key pair that attempts' tokens are signed with."""
     redis_secret: str = ""
