@@ -29,6 +29,7 @@ WRONG: dict[str, tuple[Spec, str, str]] = {
     "a number for a text": ({"command": ["train", 3]}, "spec.command[1]", "must be of type string"),
     "no command": ({"command": []}, "spec.command", "at least 1 items"),
     "an empty program": ({"command": [""]}, "spec.command", "the program is empty"),
+    "a shell line": ({"command": ["python train.py --x"]}, "spec.command", "a whole shell line"),
     "an unknown runtime": ({"runtime": "mpi"}, "spec.runtime", '"torchrun", "deepspeed", "process"'),
     "no unit of time": ({"deadline": "90"}, "spec.deadline", "should match"),
     "code of another machine": ({"code": {"path": "."}}, "spec.code.path", "apply what 'yard render FILE' prints"),

@@ -14,10 +14,22 @@ from pathlib import Path
 import pytest
 import torch
 from trainkit.errors import TrainkitError
-from trainkit.trackers import Background, Csv, JsonLines, LastingError, MLflow, Row, RunContext, TensorBoard, Tracker
+from trainkit.trackers import (
+    Background,
+    Csv,
+    JsonLines,
+    LastingError,
+    MLflow,
+    Row,
+    RunContext,
+    TensorBoard,
+    Tracker,
+    Yard,
+)
 from trainkit.trackers.background import DROPPED
 from trainkit.trackers.base import Outcome
 
+from libs.trainkit.tests.forks import Forks
 from libs.trainkit.tests.trackers.server import Server, wait_for
 from scripts.testbed.patience import PATIENCE_S
 from scripts.testbed.ports import free_port
@@ -313,3 +325,27 @@ yard.close("finished")
     subprocess.run([sys.executable, "-c", program], check=True, env=environment)
     stored = b"".join(path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file())
     assert b"train/loss" in stored and b"optimizer.lr" in stored
+
+
+def fit_twice(folder: str) -> None:
+    """A script that has a run of its own around one fit, and none around the next."""
+    from trainyard import tracker
+
+    os.environ["TRAINYARD_HOME"] = folder
+    os.environ.pop("TRAINYARD_TRACKER_DIR", None)
+    tracker.init("mine", params={"seed": 7})
+    for name in ("digits", "words"):
+        yard = Yard()
+        yard.open(RunContext(name=name, folder=None, parameters={"lr": 0.1}))
+        yard.log({f"train/{name}": 0.5}, 3)
+        yard.close("finished")
+        tracker.log({f"test/{name}": 0.9}, step=4)
+        tracker.finish()
+
+
+def test_a_script_that_began_a_run_of_the_yard_keeps_it_over_a_fit(tmp_path: Path, forks: Forks) -> None:
+    forks.succeed(fit_twice, tmp_path)
+    runs = {json.loads(path.read_bytes())["name"]: path.parent for path in tmp_path.glob("offline/*/run.json")}
+    assert set(runs) == {"mine", "words"}
+    stored = b"".join(path.read_bytes() for path in runs["mine"].rglob("*") if path.is_file())
+    assert all(text in stored for text in (b"seed", b"lr", b"train/digits", b"test/digits"))

@@ -104,6 +104,49 @@ async def test_leftovers_and_credentials_are_not_packed_and_that_is_told(
     assert "spec.secrets" in credentials
 
 
+@pytest.mark.parametrize(
+    ("command", "suggestion"),
+    [
+        (["python", "-X", "dev", "trian.py", "--x"], '["python", "-X", "dev", "train.py", "--x"]'),
+        (["train.py", "--x"], '["python", "train.py", "--x"]'),
+        (["./train.py"], '["src/train.py"]'),
+        (["trian.py"], '["python", "train.py"]'),
+        (["sh", "start.sh"], ""),
+    ],
+)
+async def test_a_command_whose_script_is_not_there_is_refused_with_the_one_that_was_meant(
+    yard: ScriptedYard, tmp_path: Path, command: list[str], suggestion: str
+) -> None:
+    scripts = tmp_path / "src" if command == ["./train.py"] else tmp_path
+    scripts.mkdir(exist_ok=True)
+    (scripts / "train.py").touch()
+    file = tmp_path / "job.json"
+    file.write_text(document(command=command, code={"path": "."}))
+    yard.refusals["Submit"] = [NOT_PACKED]
+    async with AsyncClient() as client:
+        with pytest.raises(errors.InvalidSpec) as caught:
+            await client.submit(file)
+    (problem,) = caught.value.problems
+    assert problem.field.startswith("spec.command[")
+    assert problem.suggestion == suggestion
+    assert yard.asked("Commit") == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["python", "-c", "x.py"], ["python", "-m", "x"], ["python", "data/x.py"], ["/opt/x.py"], ["bash", "-ec", "x.sh"]],
+)
+async def test_a_command_that_names_no_script_of_the_code_is_left_alone(
+    yard: ScriptedYard, tmp_path: Path, command: list[str]
+) -> None:
+    file = tmp_path / "job.json"
+    file.write_text(document(command=command, code={"path": "."}, inputs=[{"artifact": "set", "path": "data"}]))
+    yard.refusals["Submit"] = [NOT_PACKED]
+    async with AsyncClient() as client:
+        await client.submit(file)
+    assert len(yard.asked("Submit")) == 2
+
+
 async def test_missing_code_is_named(yard: ScriptedYard, tmp_path: Path) -> None:
     file = tmp_path / "job.json"
     file.write_text(document(code={"path": "nowhere"}))

@@ -15,6 +15,9 @@ from trainkit.trackers.plain import flat
 class Yard(Tracker):
     """The yard's own tracker: `log` appends to a mapped file, which another process ships.
 
+    A script that began a run itself (`trainyard.tracker.init`, or anything it recorded) keeps it: rows and parameters
+    go to that run, and it stays open afterwards.
+
     What was logged survives a kill at once, and a job that goes on from a checkpoint hides what lies beyond it.
 
     Raises:
@@ -23,15 +26,19 @@ class Yard(Tracker):
 
     def __init__(self) -> None:
         self._tracker: Any = None
+        self._began = False  # the run, which is then ours to end
 
     def open(self, context: RunContext) -> None:
         self._tracker = require("trainyard.tracker", "the yard's tracker")
-        self._tracker.init(context.name, params=flat(context.parameters))
+        self._began = not self._tracker.active()
+        if self._began:
+            self._tracker.init(context.name)
+        self._tracker.params(flat(context.parameters))
 
     def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
         self._tracker.log(values, step=step)
         self._tracker.progress(step)
 
     def close(self, outcome: Outcome) -> None:
-        if self._tracker is not None:
+        if self._began:
             self._tracker.finish()

@@ -44,13 +44,16 @@ def code_files(document: Document, job: TrainingJob) -> tuple[Path, CodeFiles] |
     """The folder `code.path` and what of it a submission packs; None when the document has none.
 
     Raises:
+        InvalidSpec: the script that the command runs is not packed.
         InvalidArgument: the folder is missing, too large, or holds what cannot be stored.
     """
     code = job.spec.code
     if code is None or code.path is None:
         return None
     root = document.folder / code.path
-    return root, _files(root, code.exclude, results_of(job.spec))
+    files = _files(root, code.exclude, results_of(job.spec))
+    _check_script(document, job.spec, files)
+    return root, files
 
 
 async def pack(connection: Connection, document: Document, workspace: str) -> str:
@@ -76,6 +79,18 @@ async def pack(connection: Connection, document: Document, workspace: str) -> st
     name = f"{job.metadata.name}-code"
     version = await upload_files(connection, root, files.packed, workspace, name, kind="code", labels=labels)
     return f"{version.name}@{version.number}"
+
+
+def _check_script(document: Document, spec: Spec, files: CodeFiles) -> None:
+    """Raises InvalidSpec when the script that the command runs is not packed."""
+    from trainyard.spec.problems import Problem, SpecError, field_path
+    from trainyard.spec.scripts import check_script
+
+    finding = check_script(spec, [path.as_posix() for path in files.packed])
+    if finding is not None:
+        path, message, allowed, suggestion = finding
+        problem = Problem(document.filename, 0, field_path(path), "", message, allowed, suggestion)
+        raise errors.InvalidSpec(str(SpecError([problem])), problems=[problem])
 
 
 def left_out(files: CodeFiles, results: ResultPaths) -> Iterator[str]:

@@ -100,7 +100,13 @@ OF_PATH: Final[dict[str, tuple[Rule, ...]]] = {
             "secrets",
         ),
     ),
-    "spec.command": (Rule("self[0].size() > 0", "the program is empty"),),
+    "spec.command": (
+        Rule("self[0].size() > 0", "the program is empty"),
+        Rule(
+            r"self.size() > 1 || !self[0].matches('\\S\\s+\\S')",
+            "is a whole shell line: write a list, each item one argument; there is no shell",
+        ),
+    ),
     "spec.code": (
         Rule(
             "!has(self.path)",

@@ -15,6 +15,7 @@ from trainyard.spec.explain import MISSING, TOO_FEW, UNKNOWN, Finding, describe,
 from trainyard.spec.model import API_VERSION, KIND, TrainingJob
 from trainyard.spec.problems import Path, Problem, field_path
 from trainyard.spec.schema import closed_schema
+from trainyard.spec.scripts import check_script
 from trainyard.spec.yaml_reader import Tree
 
 HEAD = {"apiVersion": API_VERSION, "kind": KIND}
@@ -43,6 +44,8 @@ class Checker:
             return None
         self._check_head(data)
         job = self._validated(data) if self._is_meant_as_job(data) else None
+        if job is not None and (finding := check_script(job.spec)) is not None:
+            self._add(finding)
         return None if self.problems else job
 
     def _cleaned(self, value: Any, path: Path) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from trainyard.spec import schema
 from trainyard.spec.checks import REFUSED
+from trainyard.spec.commands import as_list
 from trainyard.spec.fields import PATTERN_WORDS
 from trainyard.spec.problems import Path
 
@@ -147,14 +147,7 @@ def _as_expected(path: Path, value: Any, spelling: str | None) -> str:
     if kind == "integer" and isinstance(value, float) and value.is_integer():
         return str(int(value))
     if kind == "array" and isinstance(value, str) and node["items"].get("type") == "string":
-        return _as_list(value)
+        return as_list(value)
     if kind == "array" and node["items"].get("type") == "integer" and isinstance(value, int):
         return f"[{written}]"
     return ""
-
-
-def _as_list(text: str) -> str:
-    try:
-        return json.dumps(shlex.split(text), ensure_ascii=False)
-    except ValueError:
-        return ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainyard.spec.model import TrainingJob
 from trainyard.spec.problems import Problem, SpecError, field_path
+from trainyard.spec.scripts import check_script
 
 if TYPE_CHECKING:
     from trainyard.spec.yaml_reader import Tree
@@ -63,7 +64,8 @@ def _load_json(text: str) -> TrainingJob | None:
     """The job, when the text is JSON without any problem."""
     try:
         head = json.loads(text, object_pairs_hook=_plain_object)
-        return TrainingJob.from_json(text) if all(key in head for key in _HEAD) and _is_clean(text) else None
+        job = TrainingJob.from_json(text) if all(key in head for key in _HEAD) and _is_clean(text) else None
+        return job if job is not None and check_script(job.spec) is None else None
     except (ValueError, _Doubtful, RecursionError):
         return None
 

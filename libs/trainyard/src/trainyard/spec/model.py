@@ -18,6 +18,7 @@ from trainyard.spec import quantities
 from trainyard.spec.amounts import Backoff, Cpu, Duration, Grace, Memory
 from trainyard.spec.checks import exactly_one, one_required, refuse, refuse_all, unique
 from trainyard.spec.cluster import Kubernetes
+from trainyard.spec.commands import as_list
 from trainyard.spec.fields import (
     CREDENTIAL_REMEDY,
     ArtifactName,
@@ -325,9 +326,12 @@ class Spec(Part):
 
     @field_validator("command")
     @classmethod
-    def _names_a_program(cls, command: tuple[str, ...]) -> tuple[str, ...]:
+    def _names_a_program(cls, command: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         if not command[0].strip():
             refuse("the program is empty", allowed="the name or path of a program", at=(0,))
+        if len(command) == 1 and len(command[0].split()) > 1 and not is_stored(info):
+            allowed = "a list, each item one argument; there is no shell"
+            refuse("is a whole shell line", allowed=allowed, suggestion=as_list(command[0]))
         return command
 
     @field_validator("env")

@@ -20,7 +20,7 @@ from typing import Any
 
 from trainyard.tracker.session import Session
 
-__all__ = ["finish", "init", "log", "note", "params", "progress", "tags"]
+__all__ = ["active", "finish", "init", "log", "note", "params", "progress", "tags"]
 
 _session = Session()
 
@@ -49,6 +49,14 @@ def init(
         _session.facts("params", lambda: dict(params))
     if tags is not None:
         _session.facts("tags", lambda: _texts(tags))
+
+
+def active() -> bool:
+    """Whether this process has an open run: it called `init` or recorded something, and did not `finish` since.
+
+    A library that tracks for a script asks this before `init`, so that the script keeps its one run.
+    """
+    return _session.active
 
 
 def log(metrics: Mapping[str, float], step: int | None = None) -> None:

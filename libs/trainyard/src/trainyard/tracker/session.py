@@ -150,6 +150,11 @@ class Session:
         except Exception as error:
             self._warn(_shown(error))
 
+    @property
+    def active(self) -> bool:
+        """Whether `init` was called or something was recorded, and `finish` was not called since."""
+        return self._begun or self._log.is_open or bool(self._waiting)
+
     def progress(self, step: int, total: int | None = None) -> None:
         self._record(lambda: record(PROGRESS_MADE, PROGRESS.pack(int(step), int(total or 0), time.time_ns())))
 

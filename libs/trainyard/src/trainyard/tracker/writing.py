@@ -45,6 +45,11 @@ class Log:
         self._dropped = 0
         self._retry_at_s = 0.0
 
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a segment to write to."""
+        return self._segment is not None
+
     def row(self, names: tuple[str, ...], step: int, time_ns: int, values: Iterable[float]) -> None:
         """Writes one row.
 
