@@ -6,8 +6,11 @@ The standard library alone.
 from __future__ import annotations
 
 import re
+from argparse import ArgumentTypeError
 
 _ENDPOINT = re.compile(r"(?:\[(?P<ipv6>[^\s\[\]]*:[^\s\[\]]*)\]|(?P<host>[^\s\[\]:]+)):(?P<port>[0-9]{1,5})")
+
+MAX_PORT = 65535
 
 
 class InvalidEndpoint(ValueError):
@@ -26,11 +29,23 @@ def split_host_port(endpoint: str) -> tuple[str, int]:
         InvalidEndpoint: it is not `host:port`.
     """
     found = _ENDPOINT.fullmatch(endpoint)
-    if found is None or int(found["port"]) > 65535:
+    if found is None or int(found["port"]) > MAX_PORT:
         raise InvalidEndpoint(
-            f"'{endpoint}' is not host:port, as in yard.example.com:443 or, for an IPv6 address, [::1]:7001"
+            f"'{endpoint}' is not host:port with a port from 0 to {MAX_PORT}, as in yard.example.com:443 or, for an "
+            "IPv6 address, [::1]:7001"
         )
     return found["ipv6"] or found["host"], int(found["port"])
+
+
+def port_number(text: str) -> int:
+    """A port to listen on, 0 to 65535, of an option.
+
+    Raises:
+        ArgumentTypeError: it is none; `argparse` adds the name of the option.
+    """
+    if not text.isascii() or not text.isdigit() or int(text) > MAX_PORT:
+        raise ArgumentTypeError(f"'{text}' is not a port; allowed: 0 to {MAX_PORT}")
+    return int(text)
 
 
 def without_brackets(host: str) -> str:

@@ -1,5 +1,6 @@
 """What of a folder is code."""
 
+import os
 import subprocess
 
 import pytest
@@ -167,3 +168,14 @@ def test_what_is_ignored_or_excluded_is_not_told_as_left_out(folder):
     root = folder({".gitignore": ".env\n", ".env": "x", "exports/model.bin": "x", "key.p12": "x"})
     found = pack_code(root, ["exports/", "*.p12"], results=ResultPaths.of(["exports"]))
     assert (names(found.packed), found.results, found.credentials) == ([".gitignore"], [], [])
+
+
+def test_a_name_that_is_not_utf_8_is_refused_as_it_is_and_can_be_left_out(folder):
+    root = folder({"train.py": "", "data/a": ""})
+    (root / os.fsdecode(b"data/caf\xe9.txt")).touch()
+    with pytest.raises(UnsafePath, match=r"'data/caf\\xe9\.txt' is not valid UTF-8") as caught:
+        packed(root)
+    assert ".yardignore" in caught.value.hint
+    (root / ".yardignore").write_bytes(b"caf\xe9*\n")
+    assert packed(root) == [".yardignore", "data/a", "train.py"]
+    assert packed(root, "*.txt") == [".yardignore", "data/a", "train.py"]

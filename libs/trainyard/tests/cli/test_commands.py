@@ -6,7 +6,7 @@ import pytest
 from ruamel.yaml import YAML
 from trainyard_protos.v1 import artifacts_pb2, common_pb2, metrics_pb2, scheduler_pb2
 
-from libs.trainyard.tests.cli.commandline import run
+from libs.trainyard.tests.cli.commandline import run, run_on_terminal
 from libs.trainyard.tests.client.scripted import (
     JOB_ID,
     Refusal,
@@ -76,7 +76,7 @@ async def test_a_problem_on_standard_input_has_its_line(yard: ScriptedYard) -> N
 
 async def test_an_explanation_names_jobs_as_the_other_commands_do(yard: ScriptedYard) -> None:
     yard.job.CopyFrom(job("queued"))
-    ended = await run("explain")
+    ended = await run_on_terminal("explain")
     assert "position  2" in ended.out
     assert f"yard explain {SHORT}" in ended.lines[-1]
     yard.job.CopyFrom(job("failed"))
@@ -90,6 +90,14 @@ async def test_a_wrong_option_is_exit_code_2(yard: ScriptedYard) -> None:
     assert yard.calls == []
 
 
+async def test_a_port_that_is_none_is_exit_code_2_with_the_allowed_range(tmp_path: Path) -> None:
+    for option in ("--port", "--metrics-port"):
+        ended = await run("up", option, "80000", TRAINYARD_HOME=str(tmp_path / "home"))
+        assert ended.code == 2
+        assert f"'{option}': 80000 is not a port; allowed: 0 to 65535" in ended.err
+    assert not (tmp_path / "home").exists()
+
+
 async def test_jobs_are_listed_for_people(yard: ScriptedYard) -> None:
     yard.jobs = [
         job(),
@@ -100,8 +108,9 @@ async def test_jobs_are_listed_for_people(yard: ScriptedYard) -> None:
     assert ended.lines[0].split() == ["ID", "NAME", "STATE", "AGE", "RAN", "ATTEMPT", "REASON"]
     assert ended.lines[1].startswith(f"{SHORT}  digits  running")
     assert ended.lines[2].endswith("WaitingForCapacity: wants 4 CPU, 1 is free")
-    assert ended.lines[3].startswith("next: yard status")
+    assert len(ended.lines) == 3  # what to do next is for people
     assert "\x1b" not in ended.out
+    assert (await run_on_terminal("jobs")).lines[3].startswith("next: yard status")
 
 
 async def test_wide_shows_more(yard: ScriptedYard) -> None:
@@ -137,11 +146,20 @@ async def test_status_tells_attempts_and_what_comes_next(yard: ScriptedYard) -> 
     yard.job = job(
         "failed", reason="RetryLimit", attempts=[scheduler_pb2.Attempt(number=1, state="ended", exit=failure)]
     )
-    ended = await run("status", "digits")
+    ended = await run_on_terminal("status", "digits")
     assert (
         "WorkerFailed: rank 1: exit code 137: SIGKILL, killed from outside, often because memory ran out" in ended.out
     )
     assert f"yard retry {SHORT}" in ended.lines[-1]
+
+
+async def test_all_times_of_a_command_are_in_the_users_time_zone_which_is_named(yard: ScriptedYard) -> None:
+    yard.events = [[event(1, "Submitted", "queued", time_ns=1_700_000_000_000_000_000)]]
+    there = {"TZ": "XYZ-3"}  # three hours ahead of UTC
+    assert "created  2023-11-15 01:13:20 XYZ" in " ".join((await run("status", **there)).out.split("\n"))
+    assert (await run("events", JOB_ID, **there)).lines[0].startswith("2023-11-15 01:13:20 XYZ")
+    yard.stored = [metrics_pb2.StoredLine(attempt=1, line=line(1, "hello"))]
+    assert (await run("logs", "--times", **there)).lines == ["03:00:00.000 XYZ hello"]
 
 
 async def test_events_are_lines_or_objects(yard: ScriptedYard) -> None:
@@ -194,7 +212,7 @@ async def test_events_tell_when_those_of_a_service_cannot_be_read(yard: Scripted
 async def test_submit_tells_the_id_and_what_comes_next(yard: ScriptedYard, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(document())
-    ended = await run("submit", str(file), "--key", "mine")
+    ended = await run_on_terminal("submit", str(file), "--key", "mine")
     assert ended.lines[0] == f"submitted: digits ({JOB_ID})"
     assert f"yard logs -f {SHORT}" in ended.lines[1]
     assert yard.asked("Submit")[0].idempotency_key == "mine"
@@ -287,7 +305,7 @@ async def test_artifacts_are_listed_with_how_to_get_them(yard: ScriptedYard) -> 
     yard.versions = [
         artifacts_pb2.Version(name="m", number=3, kind="checkpoint", size=2048, files=1, checkpoint=checkpoint)
     ]
-    ended = await run("artifacts", "list")
+    ended = await run_on_terminal("artifacts", "list")
     assert ended.lines[1].split()[:5] == ["m@3", "checkpoint", "7", "2.0", "KiB"]
     assert ended.lines[-1] == "next: yard artifacts show m@3  ·  yard artifacts get m@3"
 

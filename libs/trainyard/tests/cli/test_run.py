@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainyard.cli.run import summary
 from trainyard_protos.v1 import artifacts_pb2, common_pb2, metrics_pb2, yard_pb2
 
 from libs.trainyard.tests.cli.commandline import finish, run, start
@@ -57,9 +58,22 @@ async def test_a_run_shows_output_by_rank_and_ends_with_the_tracked_values(yard:
     assert "[rank 1] world" in ended.lines
     assert f"digits succeeded after 12 s, 1 attempt ({SHORT})" in ended.lines
     assert "checkpoints@5 (step 600)" in ended.out
-    assert "yard artifacts get digits-model@1" in ended.out
+    assert "next:" not in ended.out  # that is for people
+    assert "yard artifacts get digits-model@1" in summary.useful_next(yard.job, yard.versions)
     assert ended.lines[-2:] == ["accuracy: 0.984444", "train/loss: 0.1"]
     assert ended.err == ""
+
+
+async def test_a_series_of_several_ranks_is_summed_up_for_each(yard: ScriptedYard, file: str) -> None:
+    ends(yard, "succeeded")
+    yard.series = [
+        metrics_pb2.SeriesInfo(name="loss", rank=1, count=2, last_value=0.2, min_value=0.2, max_value=2.0),
+        metrics_pb2.SeriesInfo(name="loss", rank=0, count=2, last_value=0.1, min_value=0.1, max_value=1.0),
+        metrics_pb2.SeriesInfo(name="accuracy", count=1, last_value=0.9),
+    ]
+    ended = await run("run", file)
+    assert ended.lines[-3:] == ["accuracy: 0.9", "loss (rank 0): 0.1", "loss (rank 1): 0.2"]
+    assert "  loss (rank 1)  least 0.2, greatest 2" in ended.lines
 
 
 async def test_a_failed_run_tells_the_rank_the_meaning_the_last_lines_and_the_rule(
@@ -79,7 +93,7 @@ async def test_a_failed_run_tells_the_rank_the_meaning_the_last_lines_and_the_ru
     assert "WorkerFailed: rank 1: SIGKILL: killed from outside, often because memory ran out" in ended.out
     assert "spec.retries.rules[2]" in ended.out
     assert "  last lines of rank 1:\n    loading\n    ]0;evilboom\n" in ended.out
-    assert f"next: yard logs {SHORT} --rank 1" in ended.out
+    assert f"yard logs {SHORT} --rank 1" in summary.useful_next(yard.job, [])
 
 
 async def test_a_failure_is_told_once(yard: ScriptedYard, file: str) -> None:
@@ -143,7 +157,6 @@ async def test_an_interrupt_detaches_and_says_how_to_come_back(yard: ScriptedYar
     end.set()
     assert ended.code == 130
     assert f"detached: digits ({SHORT}) goes on" in ended.out
-    assert f"yard logs -f {SHORT}" in ended.out
     assert yard.asked("CancelJob") == []
 
 

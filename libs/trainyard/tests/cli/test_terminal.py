@@ -130,6 +130,7 @@ async def test_the_first_interrupt_detaches(yard: ScriptedYard, tmp_path: Path) 
     async with running(yard, tmp_path, asyncio.Event()) as terminal:
         terminal.type("\x03")
         await terminal.until("Ctrl-C again to cancel it")
+        await terminal.until("next: yard logs -f")
         assert await asyncio.wait_for(terminal.process.wait(), 30) == 130
     assert "detached: digits" in terminal.text
     assert yard.asked("CancelJob") == []

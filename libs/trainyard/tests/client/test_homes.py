@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,14 @@ def test_jobs_inherit_what_programs_need_and_what_is_declared() -> None:
     assert set(inherited(environ, ())) == set(needed)
     assert set(inherited(environ, ["HF_*", "PYTHONPATH"])) == {*needed, "HF_HOME", "HF_TOKEN", "PYTHONPATH"}
     assert withheld_credentials(environ, ["HF_*"]) == ["AWS_SECRET_ACCESS_KEY", "NVIDIA_API_KEY"]
+
+
+def test_without_the_services_the_package_that_has_them_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trainyard_embedded", None)
+    for begin in (yards.start, yards.start_reading):
+        with pytest.raises(InvalidArgument, match="services of a yard are not installed") as caught:
+            begin(tmp_path / "home")
+        assert "trainyard[yard]" in caught.value.hint
+    assert not (tmp_path / "home").exists()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
 from trainyard import errors
+from trainyard.client import connection as connections
 from trainyard.client.connection import Connection, Target
 
 from scripts.testbed.ports import free_port
@@ -21,3 +24,22 @@ async def test_waiting_is_told_and_ends_when_the_cluster_has_no_such_yard_any_mo
     assert "the gateway went away" in caplog.text
     assert "waiting for up to 300 s" in caplog.text
     await connection.close()
+
+
+async def test_an_address_where_nothing_answers_is_told_after_the_deadline_for_connecting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert connections.CONNECT_S <= 2
+    monkeypatch.setattr(connections, "CONNECT_S", 0.05)
+    with ExitStack() as open_sockets:
+        server = open_sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = server.getsockname()
+        for _ in range(3):  # who takes no connection lets the kernel drop further ones, as a machine that is off does
+            waiting = open_sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(address)
+        connection = Connection(Target(f"127.0.0.1:{address[1]}", "token"))
+        with pytest.raises(errors.NotRunning, match=r"nothing answers at 127.0.0.1:.* within 0\.05 s") as caught:
+            await connection.call(connection.yard.Info, None)
+        assert "yard context list" in caught.value.hint
+        await connection.close()

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 from servicekit import logs
 from servicekit.server import Tls
-from trainyard.endpoints import without_brackets
+from trainyard.endpoints import port_number, without_brackets
 from trainyard.home import LOCK_FILE, READER_FILE, YARD_FILE, read_endpoint
 
 from trainyard_embedded.memory import calm_collector
@@ -39,11 +39,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--read-only", action="store_true", help="answer what commands read, beside any other yard")
     parser.add_argument("--ready-fd", type=int, default=-1, help="write one JSON line here: the endpoint, or the error")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; beyond loopback needs TLS")
-    parser.add_argument("--port", type=int, default=0, help="port; 0 for the last one used, or a free one")
+    parser.add_argument("--port", type=port_number, default=0, help="port; 0 for the last one used, or a free one")
     parser.add_argument("--tls-cert", type=Path, help="certificate chain, PEM")
     parser.add_argument("--tls-key", type=Path, help="private key, PEM")
     parser.add_argument("--tls-ca", type=Path, help="root certificate that clients of this machine check, PEM")
-    parser.add_argument("--metrics-port", type=int, default=0, help="serve Prometheus metrics on this port")
+    parser.add_argument("--metrics-port", type=port_number, default=0, help="serve Prometheus metrics on this port")
     return parser.parse_args()
 
 

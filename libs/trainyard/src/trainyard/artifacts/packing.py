@@ -40,7 +40,9 @@ class _Rules:
     def verdict(self, path: Path, is_folder: bool) -> bool | None:
         """True: leave it out; False: take it back; None: nothing said."""
         relative = path.relative_to(self.folder).as_posix()
-        return self.spec.check_file(f"{relative}/" if is_folder else relative).include
+        # Patterns are matched in UTF-8. A name that is none is read as the ignore file is: with U+FFFD for odd bytes.
+        text = relative.encode(errors="surrogateescape").decode(errors="replace")
+        return self.spec.check_file(f"{text}/" if is_folder else text).include
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ def _ignore_files(folder: Path, names: Iterable[str] = IGNORE_FILES) -> Iterator
     for name in names:
         file = folder / name
         if file.is_file():
-            yield file.read_text(errors="surrogateescape").splitlines()
+            yield file.read_text(errors="replace").splitlines()
 
 
 def _rules(folder: Path, lines: Iterable[str]) -> _Rules:
@@ -150,7 +152,10 @@ def _rules(folder: Path, lines: Iterable[str]) -> _Rules:
 
 def _check(root: Path, path: Path) -> None:
     full = root / path
-    check_path(path.as_posix())
+    try:
+        check_path(path.as_posix())
+    except UnsafePath as error:
+        raise UnsafePath(error.message, hint="rename the file, or list it in .yardignore") from None
     if full.is_symlink():
         check_link(path.as_posix(), str(full.readlink()))
     elif not full.is_file():

@@ -51,6 +51,11 @@ def check_link(path: str, target: str) -> None:
         raise UnsafePath(f"the target {target!r} of link {path!r} is not normalised", hint=hint)
 
 
+def escaped(path: str) -> str:
+    """A path of this machine as text: bytes that are not UTF-8 as `\\xff`, and all other characters as they are."""
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
 def _check_text(path: str) -> None:
     if not path:
         raise UnsafePath("a path is empty", hint="every entry needs a name")
@@ -60,6 +65,7 @@ def _check_text(path: str) -> None:
     try:
         size = len(path.encode())
     except UnicodeEncodeError:
-        raise UnsafePath(f"path {path!r} is not valid UTF-8", hint="rename the file") from None
+        hint = "rename the file, or leave it out"
+        raise UnsafePath(f"the path '{escaped(path)}' is not valid UTF-8", hint=hint) from None
     if size > MAX_PATH_BYTES:
         raise UnsafePath(f"path {path[:60]!r}... is longer than {MAX_PATH_BYTES} bytes", hint="shorten it")

@@ -72,8 +72,9 @@ def prompt(question: str) -> None:
 
 
 def next_steps(*commands: str) -> None:
-    """The commands that are useful next."""
-    say(styled("next: " + "  ·  ".join(commands), "dim"))
+    """The commands that are useful next, for a person: nothing in a pipe."""
+    if is_terminal():
+        say(styled("next: " + "  ·  ".join(commands), "dim"))
 
 
 def clean(text: str) -> str:
@@ -89,4 +90,5 @@ def plain(text: str) -> str:
 
 
 def _harmless(text: str) -> str:
+    text = text.encode(errors="backslashreplace").decode()  # a file's name need not be UTF-8
     return "\n".join(map(clean, text.split("\n")))

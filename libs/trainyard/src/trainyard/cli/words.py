@@ -32,13 +32,14 @@ def between(start_ns: int, end_ns: int) -> str:
 
 
 def moment(time_ns: int) -> str:
-    """Local date and time, to the second; "" for none."""
-    return f"{datetime.fromtimestamp(time_ns / 1e9).astimezone():%Y-%m-%d %H:%M:%S}" if time_ns else ""
+    """Date and time of the user's time zone, with its name, to the second; "" for none."""
+    return f"{datetime.fromtimestamp(time_ns / 1e9).astimezone():%Y-%m-%d %H:%M:%S %Z}" if time_ns else ""
 
 
 def clock(time_ns: int) -> str:
-    """Local time of day, to the millisecond."""
-    return f"{datetime.fromtimestamp(time_ns / 1e9).astimezone():%H:%M:%S.%f}"[:-3]
+    """Time of day in the user's time zone, with its name, to the millisecond."""
+    local = datetime.fromtimestamp(time_ns / 1e9).astimezone()
+    return f"{local:%H:%M:%S}.{local.microsecond // 1000:03d} {local:%Z}"
 
 
 def size(count: float) -> str:

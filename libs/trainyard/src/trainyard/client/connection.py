@@ -18,7 +18,7 @@ import grpc
 from trainyard import channel, errors, home
 from trainyard.client.contexts import Contexts, Release
 from trainyard.client.statuses import from_rpc
-from trainyard.endpoints import InvalidEndpoint
+from trainyard.endpoints import InvalidEndpoint, split_host_port
 
 if TYPE_CHECKING:
     from trainyard_protos.v1.admin_pb2_grpc import (
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CALL_DEADLINE_S = 30.0
+CONNECT_S = 2.0
+"""How long the first call waits for anything to listen at the yard's address."""
 RECONNECT_S = 8.0
 """How long a call waits for a connection that was lost before; more than the channel's own pause between tries."""
 PATIENCE_S = 30.0
@@ -147,6 +149,7 @@ class Connection:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._forward = way = _forward(target)
+        self._looked = False
         try:
             if way is not None:
                 self._channel = channel.connect(way.endpoint, way.token, target.ca_file or way.ca, way.server_name)
@@ -242,10 +245,31 @@ class Connection:
             call.cancel()
 
     async def _way_open(self) -> None:
-        """Gives a way through a cluster some time to be there: gRPC calls one that is slow one that failed."""
+        """Gives a way through a cluster some time to be there: gRPC calls one that is slow one that failed.
+
+        Raises:
+            NotRunning: nothing listens at the address: a machine that is off answers no attempt to connect.
+        """
+        if self._forward is None and not self._looked:
+            await self._look()
         if self._forward is not None and self._channel.get_state() is not grpc.ChannelConnectivity.READY:
             with suppress(TimeoutError):  # the call itself says what is wrong
                 await asyncio.wait_for(self._channel.channel_ready(), RECONNECT_S)
+
+    async def _look(self) -> None:
+        """Connects once, before the first call. gRPC waits longer, since it counts what a busy yard does as well."""
+        host, port = split_host_port(self.target.endpoint)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, writer = await asyncio.open_connection(host, port)
+        except TimeoutError:
+            failure = errors.NotRunning(f"nothing answers at {self.target.endpoint} within {CONNECT_S:g} s")
+            failure.hint = self._where_to_look()
+            raise failure from None
+        except OSError:
+            return  # the call itself says what is wrong
+        self._looked = True
+        writer.close()
 
     def _failure(self, error: grpc.aio.AioRpcError) -> errors.YardError:
         """What a failed call stands for: of a yard that was not reached, why its cluster did not let it be."""
@@ -255,9 +279,12 @@ class Connection:
         if self._forward is not None and self._forward.trouble is not None:
             return self._forward.trouble
         if self.target.home is None and failure.reason == errors.NotRunning.__name__:  # 'yard up' would not help
-            where = self.target.release or self.target.endpoint
-            failure.hint = f"see whether the yard runs at {where}; 'yard context list' shows where commands go"
+            failure.hint = self._where_to_look()
         return failure
+
+    def _where_to_look(self) -> str:
+        where = self.target.release or self.target.endpoint
+        return f"see whether the yard runs at {where}; 'yard context list' shows where commands go"
 
     async def until_back(self, lost: errors.NotRunning) -> None:
         """Waits for a yard that was lost, for instance because it was killed and is started again; warns that it does.

@@ -38,7 +38,8 @@ class Document:
         """As it is sent. Imported late: `yard run` reads the document before it needs gRPC."""
         from trainyard_protos.v1 import scheduler_pb2 as pb
 
-        return pb.Document(text=self.text, filename=self.filename)
+        filename = self.filename.encode(errors="surrogateescape").decode(errors="backslashreplace")
+        return pb.Document(text=self.text, filename=filename)
 
 
 def document(source: Source) -> Document:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from trainyard import errors, home, inherited
@@ -71,6 +72,7 @@ def start(folder: Path, arguments: Sequence[str] = ()) -> StartingYard:
 
 def start_reading(folder: Path) -> StartingYard:
     """Starts a yard that only reads a home with data; commands share it, and it ends with them (decision 0036)."""
+    require_services()
     return _start(folder, ["--read-only"], home.READER_FILE)
 
 
@@ -90,12 +92,23 @@ def _start(folder: Path, arguments: Sequence[str], published: str) -> StartingYa
     return StartingYard(process, ready, folder, published)
 
 
+def require_services() -> None:
+    """Raises InvalidArgument when this Python has only the client, and no yard to start."""
+    if find_spec("trainyard_embedded") is None:
+        raise errors.InvalidArgument(
+            "the services of a yard are not installed here, so none can be started",
+            reason="PackageMissing",
+            hint="pip install 'trainyard[yard]', or set TRAINYARD_ENDPOINT or a context to a yard elsewhere",
+        )
+
+
 def prepare(folder: Path) -> None:
     """Makes a folder the home of a yard, its owner's alone, and says which variables its jobs will not see.
 
     Raises:
-        InvalidArgument: the folder cannot be made, or is no place for a yard.
+        InvalidArgument: the services are not installed, or the folder cannot be made, or is no place for a yard.
     """
+    require_services()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -13,6 +13,7 @@ import typer
 from trainyard import errors, home
 from trainyard.cli.arguments import Output
 from trainyard.cli.output import Format
+from trainyard.endpoints import MAX_PORT
 from trainyard.proc import open_process
 
 if TYPE_CHECKING:
@@ -28,16 +29,24 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
+def _port(value: int) -> int:
+    if not 0 <= value <= MAX_PORT:
+        raise typer.BadParameter(f"{value} is not a port; allowed: 0 to {MAX_PORT}")
+    return value
+
+
 def up(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in this terminal; Ctrl-C ends the yard.")
     ] = False,
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback needs TLS.")] = _HOST,
-    port: Annotated[int, typer.Option(help="Port; 0 for the last one used, or a free one.")] = 0,
+    port: Annotated[int, typer.Option(callback=_port, help="Port; 0 for the last one used, or a free one.")] = 0,
     tls_cert: Annotated[Path | None, typer.Option(exists=True, help="Certificate chain, PEM.")] = None,
     tls_key: Annotated[Path | None, typer.Option(exists=True, help="Private key, PEM.")] = None,
     tls_ca: Annotated[Path | None, typer.Option(exists=True, help="Root certificate, PEM.")] = None,
-    metrics_port: Annotated[int, typer.Option(help="Serve Prometheus metrics on this port; 0 for no.")] = 0,
+    metrics_port: Annotated[
+        int, typer.Option(callback=_port, help="Serve Prometheus metrics on this port; 0 for no.")
+    ] = 0,
 ) -> None:
     """Start a yard on this machine and leave it running."""
     from trainyard.cli.terminal import next_steps, say

@@ -11,7 +11,6 @@ from trainyard.cli import exits, tables, words
 from trainyard.cli.boundary import ExitCode
 from trainyard.cli.terminal import clean, next_steps, say, state, styled
 from trainyard.client import states
-from trainyard.client.handles import tracked_values
 from trainyard.client.names import SYSTEM_PREFIX
 
 if TYPE_CHECKING:
@@ -41,9 +40,9 @@ async def sum_up(client: AsyncClient, job: pb.Job) -> None:
     if job.state == pb.JOB_STATE_FAILED:
         _failure(job)
     tables.pairs([(f"  {name}", value) for name, value in [*_made(versions), *_best(series)]])
-    next_steps(*_next(job, versions))
-    for name, value in tracked_values(series).items():
-        say(f"{name}: {words.number(value)}")
+    next_steps(*useful_next(job, versions))
+    for each in _own(series):
+        say(f"{_label(each, series)}: {words.number(each.last_value)}")
 
 
 def _headline(job: pb.Job) -> str:
@@ -88,13 +87,27 @@ def _reference(version: artifacts_pb2.Version) -> str:
 
 
 def _best(series: Sequence[SeriesInfo]) -> list[tuple[str, str]]:
-    own = [each for each in series if not each.name.startswith(SYSTEM_PREFIX) and each.count > 1]
     return [
-        (each.name, f"least {words.number(each.min_value)}, greatest {words.number(each.max_value)}") for each in own
+        (_label(each, series), f"least {words.number(each.min_value)}, greatest {words.number(each.max_value)}")
+        for each in _own(series)
+        if each.count > 1
     ]
 
 
-def _next(job: pb.Job, versions: Sequence[artifacts_pb2.Version]) -> list[str]:
+def _own(series: Sequence[SeriesInfo]) -> list[SeriesInfo]:
+    """What the script tracked, without what the agent samples."""
+    own = [each for each in series if not each.name.startswith(SYSTEM_PREFIX)]
+    return sorted(own, key=lambda each: (each.name, each.rank))
+
+
+def _label(one: SeriesInfo, series: Sequence[SeriesInfo]) -> str:
+    """The name of a series, with its rank where several ranks have one of this name."""
+    ranks = {each.rank for each in series if each.name == one.name}
+    return f"{one.name} (rank {one.rank})" if len(ranks) > 1 else one.name
+
+
+def useful_next(job: pb.Job, versions: Sequence[artifacts_pb2.Version]) -> list[str]:
+    """Commands about an ended job and the versions that it made."""
     identifier = words.short(job.id)
     if job.state != pb.JOB_STATE_SUCCEEDED:
         rank = job.exit.first_failing_rank
