@@ -233,7 +233,7 @@ async def test_a_path_outside_of_the_tree_is_refused(root, tmp_path):
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        (b"caf\xe9", r"'caf\\\\xe9' is not valid UTF-8"),
+        (b"caf\xe9", r"'caf\\xe9' is not valid UTF-8"),
         (b"line\nend", "holds a line end"),
         (b"back\\slash", "holds a backslash"),
     ],
