@@ -260,6 +260,19 @@ async def test_a_machine_that_the_cluster_has_before_it_is_announced_counts_once
     assert (await yard.job(third.id)).state == s.JOB_STATE_QUEUED
 
 
+async def test_the_name_of_a_promised_machine_that_came_is_promised_to_no_other_job(yard: Yard) -> None:
+    await grows(yard, most=2)
+    first = await yard.admitted((await submitted(yard, "first")).id)
+    await yard.claim(first)
+    await grows(yard, "l1", most=2)  # the launcher has not reported the first job's pod there yet
+    second = await yard.admitted((await submitted(yard, "second")).id)
+    assert machines_of(second) == ["large#2"]
+    third = await submitted(yard, "third")
+    assert third.pending.reason == "WaitingForCapacity"
+    await placed(yard, first, "l1")
+    assert (await yard.job(third.id)).state == s.JOB_STATE_QUEUED
+
+
 async def test_small_jobs_share_a_machine_that_is_still_to_be_made(yard: Yard) -> None:
     await grows(yard, most=1)
     half = {"cpu": 4, "memory": "1Gi"}

@@ -148,6 +148,7 @@ class LivePool:
         held = list(holdings)
         self.room = Room.whole(self.offer)
         self.stand_ins = self._stand_ins(held) if self.offer.kinds else {}
+        self.room.arrived = self.stand_ins.keys()
         for holding in held:
             self.take(holding)
 

@@ -7,7 +7,7 @@ sums to zero.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import NamedTuple
 
 from trainyard_scheduler.domain.matching import NO_WISHES, Taint, Toleration, Wishes, selected, untolerated
@@ -156,12 +156,19 @@ class Slot(NamedTuple):
 class Room:
     """What is free of a pool."""
 
-    __slots__ = ("free", "more", "slots")
+    __slots__ = ("arrived", "free", "more", "slots")
 
-    def __init__(self, free: dict[str, Amount], slots: dict[str, Slot], more: dict[str, int]) -> None:
+    def __init__(
+        self,
+        free: dict[str, Amount],
+        slots: dict[str, Slot],
+        more: dict[str, int],
+        arrived: Set[str] = frozenset(),
+    ) -> None:
         self.free = free
         self.slots = slots
         self.more = more  # by kind, how many machines more can be promised
+        self.arrived = arrived  # promised machines that exist by now: their names are not free for other promises
 
     @classmethod
     def whole(cls, offer: Offer, *, others_gone: bool = False) -> Room:
@@ -176,7 +183,7 @@ class Room:
         )
 
     def copy(self) -> Room:
-        return Room(dict(self.free), dict(self.slots), dict(self.more))
+        return Room(dict(self.free), dict(self.slots), dict(self.more), self.arrived)
 
 
 _SLOT = "#"  # in no name of a machine or kind
@@ -241,7 +248,8 @@ def _chosen(found: Mapping[str, int], nodes: int, topology: str) -> tuple[str, .
 
 def _new(kinds: Iterable[str], offer: Offer, room: Room) -> Iterator[tuple[str, Amount]]:
     for kind in kinds:
-        names = (name for number in itertools.count(1) if (name := f"{kind}{_SLOT}{number}") not in room.slots)
+        numbered = (f"{kind}{_SLOT}{number}" for number in itertools.count(1))
+        names = (name for name in numbered if name not in room.slots and name not in room.arrived)
         for name in itertools.islice(names, max(0, room.more.get(kind, 0))):
             yield name, offer.kinds[kind].total
 
