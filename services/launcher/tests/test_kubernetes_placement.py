@@ -164,6 +164,17 @@ def pending(of: Object, node: int = 0, *conditions: Object, **spec: Any) -> Obje
     return found
 
 
+async def test_a_lost_machine_that_the_cluster_calls_ready_is_announced_as_unusable(tmp_path: Path) -> None:
+    async with opened(tmp_path, GANG, []) as (_, backend, _listener):
+        keeper = backend._keeper
+        keeper.machines.objects["node-1"] = Machine("node-1", True, False, {}, (), 1, 1, 1, {}, "", "")
+        assert [each.name for each in backend.offer().machines] == ["node-1"]
+        keeper.judge.gone = frozenset({"node-1"})
+        offer = backend.offer()
+        assert list(offer.machines) == []
+        assert [each.name for each in offer.unusable_machines] == ["node-1"]
+
+
 async def test_a_gated_pod_is_told_its_machine_and_let_go(tmp_path: Path) -> None:
     gates = [{"name": "quota"}, {"name": binding.GATE}]
     held = [pending(job(GANG), node, schedulingGates=gates) for node in range(2)]
@@ -173,6 +184,21 @@ async def test_a_gated_pod_is_told_its_machine_and_let_go(tmp_path: Path) -> Non
             spec = server.bodies["PATCH", f"{PODS}/{each['metadata']['name']}"]["spec"]
             assert terms(spec) == [{"matchFields": on(f"node-{node + 1}")}]
             assert spec["schedulingGates"] == [{"name": "quota"}]
+
+
+async def test_a_gated_pod_that_the_cluster_does_not_let_be_bound_ends_its_attempt(tmp_path: Path) -> None:
+    held = [pending(job(GANG), node, schedulingGates=[{"name": binding.GATE}]) for node in range(2)]
+    async with opened(tmp_path, GANG, held) as (server, _, listener):
+        name = held[1]["metadata"]["name"]
+        server.say("PATCH", f"{PODS}/{name}", (403, {"reason": "Forbidden", "message": "not by policy"}))
+        server.tell(PODS, {"type": "MODIFIED", "object": held[1]})
+        await until(lambda: f"{PODS}/{name}" in server.asked_to("DELETE"))
+        server.tell(PODS, {"type": "DELETED", "object": held[1]})
+        await until(lambda: listener.ends)
+        cause = listener.ends[0].cause
+        assert cause is not None
+        assert (cause.reason, cause.node) == ("PodsRefused", 1)
+        assert "not by policy" in cause.message
 
 
 async def test_no_node_of_a_gang_begins_before_all_have_a_machine(tmp_path: Path) -> None:

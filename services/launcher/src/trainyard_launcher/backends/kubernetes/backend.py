@@ -118,10 +118,9 @@ class KubernetesBackend:
         """The nodes of the cluster that take pods, with what others leave of them, and those that it may make."""
         settings, template = self._settings, self._template.get("spec") or {}
         gpu = settings.kubernetes_gpu_resource
-        known, gone = self._keeper.machines.objects, self._keeper.judge.gone
-        there = [each for name, each in known.items() if name not in gone]
+        known, lost = self._keeper.machines.objects, self._keeper.judge.gone
         usable, unusable = machines.offered(
-            there, settings, self._foreign.residents(), self._foreign.guests(), template
+            known.values(), settings, self._foreign.residents(), self._foreign.guests(), template, lost
         )
         mounted = self._agent_volume.is_mounted(known.values())
         empty = manifests.overhead(self._endpoint, settings, self._template, agent_mounted=mounted)

@@ -45,11 +45,14 @@ def bind_template(pod_spec: dict[str, Any], facts: Facts, known: Sequence[kinds.
         pod_spec["schedulingGates"] = [*pod_spec.get("schedulingGates", ()), {"name": GATE}]
 
 
-async def open_gate(api: Api, path: str, pod: pods.Pod, facts: Facts, known: Sequence[kinds.Kind]) -> None:
-    """Tells a gated pod its machine, until the API server has heard.
+async def open_gate(api: Api, path: str, pod: pods.Pod, facts: Facts, known: Sequence[kinds.Kind]) -> str:
+    """Binds a gated pod to its machine; waits for an API server that is away.
 
     Args:
         path: of the pod.
+
+    Returns:
+        Why the API server refuses it, so that the pod stays gated; "" when it is bound or gone.
     """
     spec: dict[str, Any] = {"affinity": pod.affinity}
     _bind(spec, target(facts, pod.node), known)
@@ -57,13 +60,15 @@ async def open_gate(api: Api, path: str, pod: pods.Pod, facts: Facts, known: Seq
     for pause_s in backoff():
         try:
             await api.patch(path, {"spec": spec})
-            return
+            return ""
         except ApiError as error:
+            if error.status == 404:
+                return ""
             if not error.away:
-                if error.status != 404:
-                    logger.error("pod not bound to its machine", extra={"pod": pod.name, "why": str(error)})
-                return
+                logger.error("pod not bound to its machine", extra={"pod": pod.name, "why": str(error)})
+                return str(error)
         await asyncio.sleep(pause_s)
+    raise AssertionError("the pauses never end")
 
 
 def _bind(pod_spec: dict[str, Any], to: Target, known: Sequence[kinds.Kind]) -> None:

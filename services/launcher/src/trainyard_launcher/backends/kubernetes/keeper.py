@@ -170,9 +170,14 @@ class Keeper:
     def _open_gate(self, attempt: Attempt, node: Node, pod: pods.Pod) -> None:
         if binding.GATE in pod.gates and not node.opening and not pod.deleting:
             node.opening = True
-            path = f"{self._core}/pods/{pod.name}"
-            opening = binding.open_gate(self._api, path, pod, attempt.facts, self._kinds)
-            self._background.run(opening, f"bind {pod.name}")
+            self._background.run(self._bind(attempt, node, pod), f"bind {pod.name}")
+
+    async def _bind(self, attempt: Attempt, node: Node, pod: pods.Pod) -> None:
+        refused = await binding.open_gate(self._api, f"{self._core}/pods/{pod.name}", pod, attempt.facts, self._kinds)
+        if refused and not node.ended and node.verdict is None:  # it would stay gated for ever
+            message = f"the cluster does not let its pod be bound to its machine: {refused}"
+            node.verdict = common_pb2.Exit(reason="PodsRefused", message=message, node=node.index)
+            await self.delete_pod(pod.name)
 
     def _job_changed(self, name: str, before: jobs.JobState | None, after: jobs.JobState | None) -> None:
         attempt = self._by_name.get(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,7 @@ def offered(
     residents: Taken | None = None,
     guests: Taken | None = None,
     template: Mapping[str, Any] | None = None,
+    lost: Container[str] = (),
 ) -> tuple[list[scheduler_pb2.Machine], list[scheduler_pb2.Machine]]:
     """What the scheduler may count on, and the machines that cannot be used now: each less what residents have of it,
     with what guests have, which they may leave.
@@ -69,6 +70,7 @@ def offered(
         residents: what pods ask for that are there for as long as the machine is.
         guests: what other pods of others ask for.
         template: spec of what is merged into every pod: machines to which it lets no pod go are none of the pool.
+        lost: names of machines that are lost, although Kubernetes may still call them ready.
     """
     template, residents, guests = template or {}, residents or {}, guests or {}
     usable: list[scheduler_pb2.Machine] = []
@@ -76,7 +78,8 @@ def offered(
     for each in sorted(machines, key=lambda each: each.name):
         if placement.accepts(template, each.name, each.labels):
             keep_away = taints.untolerated(each.taints, template.get("tolerations") or ())
-            used = each.ready and not each.cordoned and not any(map(taints.passing, keep_away))
+            well = each.ready and each.name not in lost
+            used = well and not each.cordoned and not any(map(taints.passing, keep_away))
             offer = _offer(each, settings, residents.get(each.name, {}), guests.get(each.name, {}), keep_away)
             (usable if used else unusable).append(offer)
     return usable, unusable
