@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import platform
 import signal
+from importlib.metadata import version
 
 import pytest
 from trainyard.agent.plan import read_plan
@@ -106,7 +108,10 @@ async def test_a_run_that_its_agent_could_not_open_is_opened_as_what_it_is(attem
     assert await delivered(run) == ["begun"]
     stored = await described(run)
     assert stored.HasField("rewind") and stored.name == "test"
-    assert json.loads(stored.spec) == {"nodes": 1} and json.loads(stored.context)["host"]
+    context = json.loads(stored.context)
+    assert json.loads(stored.spec) == {"nodes": 1} and context["host"]
+    assert context["argv"][:2] == ["sh", "-c"] and context["python"] == platform.python_version()
+    assert context["packages"]["grpcio"] == version("grpcio")
 
 
 async def wait_for(path):

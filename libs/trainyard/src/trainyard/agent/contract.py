@@ -35,7 +35,7 @@ def workers_of(plan: Plan, folder: str, *, cwd: str = "", python_bin: str = "", 
         CannotStart: the command cannot be run under this runtime.
     """
     cwd = cwd or f"{folder}/work"
-    shared = _shared(plan, folder, cwd, python_bin or _own_python(plan), resume_from)
+    shared = _shared(plan, folder, cwd, python_bin or own_python(plan), resume_from)
     if _names_torchrun(plan.command):
         environment = {**shared, **_torchrun_options(plan), **_gpus(plan, None)}
         return [_worker(plan, folder, 0, list(plan.command), environment, cwd)]
@@ -62,7 +62,7 @@ def _worker(plan: Plan, folder: str, local_rank: int, argv: list[str], env: dict
     return Worker(rank, local_rank, Command(argv, env, cwd, output_file(folder, rank)))
 
 
-def _own_python(plan: Plan) -> str:
+def own_python(plan: Plan) -> str:
     """Folder of the agent's `python`, for workers that bring none; an image brings its own."""
     return "" if plan.in_image else os.path.dirname(sys.executable)
 

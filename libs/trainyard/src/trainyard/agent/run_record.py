@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from trainyard_protos.v1 import metrics_pb2
 
 from trainyard import files
+from trainyard.agent.contract import own_python
 from trainyard.agent.facts import context, public_spec
+from trainyard.agent.interpreter import interpreter
 from trainyard.agent.plan import Plan
 from trainyard.agent.prepare import Prepared
 
@@ -26,7 +31,7 @@ def describe(plan: Plan, prepared: Prepared | None) -> metrics_pb2.Run:
         name=plan.run_name,
         created_ns=time.time_ns(),
         spec=json.dumps(public_spec(plan.spec_json)),
-        context=json.dumps(context(prepared.git, prepared.code) if prepared else context()),
+        context=json.dumps(_context(plan, prepared)),
     )
     if prepared is not None:
         restored = prepared.restored
@@ -36,6 +41,15 @@ def describe(plan: Plan, prepared: Prepared | None) -> metrics_pb2.Run:
         if restored.elsewhere is not None:
             run.rewind.elsewhere.CopyFrom(restored.elsewhere)
     return run
+
+
+def _context(plan: Plan, prepared: Prepared | None) -> dict[str, Any]:
+    where = context(prepared.git, prepared.code) if prepared is not None else context()
+    python_bin = prepared.python_bin if prepared is not None else ""
+    path = plan.env.get("PATH") or os.environ.get("PATH", os.defpath)
+    with suppress(OSError):  # the run is recorded without it
+        where |= interpreter([python_bin or own_python(plan), *path.split(os.pathsep)])
+    return where | {"argv": list(plan.command)}
 
 
 def keep(folder: Path, run: metrics_pb2.Run) -> None:

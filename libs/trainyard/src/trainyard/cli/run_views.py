@@ -57,7 +57,9 @@ def detail(run: Run, *, wide: bool) -> None:
         ]
     )
     git = {name: value for name, value in run.git.items() if wide or name != "diff"}
-    place = {name: value for name, value in run.context.items() if name != "git"}
+    place = {name: value for name, value in run.context.items() if name not in ("git", "packages")}
+    if packages := run.context.get("packages"):
+        place["packages"] = packages if wide else f"{len(packages)}, which -o wide lists"
     values = {name: value for name, value in run.values.items() if wide or not name.startswith(SYSTEM_PREFIX)}
     for title, facts in (
         ("tags", run.tags),
