@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import tempfile
 from pathlib import Path
 
 
@@ -18,6 +20,36 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def require_writable(folder: Path) -> None:
+    """Makes a folder when it is missing, and checks that files can be made in it.
+
+    Raises:
+        RuntimeError: this user may not write there. Any other error of the disk, for instance that it is full, is for
+            whoever writes.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            return
+        raise RuntimeError(_not_writable(folder, error)) from error
+
+
+def _not_writable(folder: Path, error: OSError) -> str:
+    existing = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+    found = existing.stat()
+    groups = ", ".join(map(str, sorted({os.getegid(), *os.getgroups()})))
+    return (
+        f"FolderNotWritable: this service keeps its files in {folder} and cannot write there ({error.strerror}): it "
+        f"runs as user {os.geteuid()}, groups {groups}, and {existing} belongs to user {found.st_uid} and group "
+        f"{found.st_gid} with mode {found.st_mode & 0o7777:04o}. On a cluster this is storage that ignores fsGroup, as "
+        "NFS and hostPath do: run 'chown -R 65532:65532' on the folder of the volume, set podSecurityContext of the "
+        "chart to a user who may write there, or use a storage class that applies fsGroup"
+    )
 
 
 def create_once(path: Path, content: bytes) -> bytes:

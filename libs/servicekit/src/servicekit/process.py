@@ -21,6 +21,7 @@ from pydantic import BaseModel
 
 from servicekit import logs
 from servicekit.auth import PUBLIC_KEY_FILE, AttemptVerifier
+from servicekit.disk import require_writable
 from servicekit.host import Host
 from servicekit.options import ENVIRONMENT, O, Options, parse
 from servicekit.service import Service
@@ -130,6 +131,7 @@ async def _serve(program: Program[O], options: O) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    require_writable(options.home)
     token, tokens = options.token(), program.tokens(options)
     host = Host([program.name], options.home, token, tokens, metrics_token=options.metrics_token())
     metrics_url = ""

@@ -11,6 +11,8 @@ from typing import Any
 
 from trainyard_protos.v1 import metrics_pb2
 
+from trainyard.agent import surroundings
+
 
 def context(git: Mapping[str, Any] | None = None, code: Mapping[str, str] | None = None) -> dict[str, Any]:
     """Where a run happens, and what code it is made of: what git knows of it, and the artifact that has it."""
@@ -19,6 +21,7 @@ def context(git: Mapping[str, Any] | None = None, code: Mapping[str, str] | None
         "system": platform.platform(),
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
+        "memlock": surroundings.memlock() or "unlimited",
     }
     return where | ({"git": git} if git else {}) | ({"code": code} if code else {})
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
-from trainyard.agent import boot, oom, verdict
+from trainyard.agent import boot, oom, surroundings, verdict
 from trainyard.agent.carriers import Carriers
 from trainyard.agent.contract import workers_of
 from trainyard.agent.echo import Echo
@@ -128,6 +128,8 @@ class Node:
             self._start(prepared)
         assert self._gang is not None
         self._carriers.journal.say(_started_line(self._plan, self._started, prepared))
+        for reason, text in surroundings.problems(self._plan):
+            self._carriers.note(reason, text)
         self._carriers.session.phase("running")
         watch.begin(self._gang)
         try:
