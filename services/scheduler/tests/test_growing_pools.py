@@ -260,6 +260,13 @@ async def test_a_machine_that_the_cluster_has_before_it_is_announced_counts_once
     assert (await yard.job(third.id)).state == s.JOB_STATE_QUEUED
 
 
+async def test_no_pool_grows_for_a_job_that_fits_a_machine_of_another_pool(yard: Yard) -> None:
+    await grows(yard)
+    await announce(yard, machine("there"), pool="other", launcher_id="launcher-2")
+    assert machines_of(await yard.admitted((await submitted(yard, "first")).id)) == ["there"]
+    assert machines_of(await yard.admitted((await submitted(yard, "second")).id)) == ["large#1"]
+
+
 async def test_the_name_of_a_promised_machine_that_came_is_promised_to_no_other_job(yard: Yard) -> None:
     await grows(yard, most=2)
     first = await yard.admitted((await submitted(yard, "first")).id)

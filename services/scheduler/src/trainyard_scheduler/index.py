@@ -320,15 +320,15 @@ class Index:
         return admissions
 
     def _fit(self, job_id: str, demand: Demand, free: list[tuple[LivePool, Room]]) -> Admission | None:
-        for pool, room in free:
-            machines = pool.place(demand, room)
-            if machines is not None:
-                node = pool.offer.size(demand)
-                take(room, pool.offer, machines, node)
-                kinds = {kind for name in machines if (kind := kind_of(name))}
-                timeout_s = min((pool.offer.kinds[kind].provision_timeout_s for kind in kinds), default=0.0)
-                return Admission(job_id, pool.name, machines, node, timeout_s)
-        return None
+        found = _first_fit(demand, free)
+        if found is None:
+            return None
+        pool, room, machines = found
+        node = pool.offer.size(demand)
+        take(room, pool.offer, machines, node)
+        kinds = {kind for name in machines if (kind := kind_of(name))}
+        timeout_s = min((pool.offer.kinds[kind].provision_timeout_s for kind in kinds), default=0.0)
+        return Admission(job_id, pool.name, machines, node, timeout_s)
 
     def hold(self, attempt_id: str, holding: Holding) -> None:
         """An attempt was admitted."""
@@ -542,11 +542,8 @@ class Index:
 
     def fits_empty(self, demand: Demand) -> tuple[str, ...]:
         """Where a job goes when the yard is empty; () when it does not fit then."""
-        for pool in self.pools.values():
-            machines = pool.place(demand, Room.whole(pool.offer)) if pool.alive else None
-            if machines is not None:
-                return machines
-        return ()
+        found = _first_fit(demand, [(pool, Room.whole(pool.offer)) for pool in self.pools.values() if pool.alive])
+        return found[2] if found is not None else ()
 
     def moved(self, old: JobState | None, new: JobState | None) -> None:
         """Counts jobs by state; None for not there."""
@@ -554,6 +551,20 @@ class Index:
             self.states[old] -= 1
         if new is not None:
             self.states[new] += 1
+
+
+def _first_fit(
+    demand: Demand, rooms: Iterable[tuple[LivePool, Room]]
+) -> tuple[LivePool, Room, tuple[str, ...]] | None:
+    """The first pool that holds a job on machines that exist, else the first that holds it once it has grown."""
+    grows = None
+    for pool, room in rooms:
+        machines = pool.place(demand, room)
+        if machines is not None and not any(map(kind_of, machines)):
+            return pool, room, machines
+        if machines is not None and grows is None:
+            grows = pool, room, machines
+    return grows
 
 
 def _sum(start: Amount, amounts: Iterable[Amount]) -> Amount:
