@@ -14,7 +14,8 @@ from servicekit.outbox import Publisher
 
 from trainyard_scheduler.domain.admission import Amount
 from trainyard_scheduler.domain.states import ENDED, JobState
-from trainyard_scheduler.index import Index, LivePool, Wait
+from trainyard_scheduler.index import Index, Wait
+from trainyard_scheduler.live_pools import LivePool
 from trainyard_scheduler.tally import REASONS, EndedAttempt
 
 _NS_PER_S = 1e9

@@ -10,7 +10,8 @@ from sqlmodel import Session
 
 from trainyard_scheduler.domain.admission import Amount, Demand
 from trainyard_scheduler.domain.states import ACTIVE, AttemptState, JobState
-from trainyard_scheduler.index import Holding, Index
+from trainyard_scheduler.index import Index
+from trainyard_scheduler.live_pools import Holding
 from trainyard_scheduler.policy import read_policy
 from trainyard_scheduler.tables import ATTEMPTS, DATABASE_ID, JOBS, POOLS, Pool
 from trainyard_scheduler.timers import TimerKind

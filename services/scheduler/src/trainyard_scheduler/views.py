@@ -12,7 +12,8 @@ from trainyard_scheduler.domain.admission import NOTHING, Amount, Kind, kind_of
 from trainyard_scheduler.domain.matching import Taint
 from trainyard_scheduler.domain.pending import Pending
 from trainyard_scheduler.domain.states import JobState
-from trainyard_scheduler.index import Index, LivePool
+from trainyard_scheduler.index import Index
+from trainyard_scheduler.live_pools import LivePool
 from trainyard_scheduler.tables import Attempt, Event, Job
 
 

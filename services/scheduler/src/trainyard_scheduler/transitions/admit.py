@@ -10,8 +10,9 @@ from servicekit.messages import LAUNCH, start_queue
 
 from trainyard_scheduler.domain.reasons import EventType
 from trainyard_scheduler.domain.states import AttemptState, JobState
-from trainyard_scheduler.index import Admission, Holding, Index
+from trainyard_scheduler.index import Admission, Index
 from trainyard_scheduler.ledger import SCHEDULER, Transaction
+from trainyard_scheduler.live_pools import Holding
 from trainyard_scheduler.policy import read_policy
 from trainyard_scheduler.tables import Attempt, Job
 from trainyard_scheduler.timers import TimerKind

@@ -12,8 +12,9 @@ from trainyard_protos.v1 import scheduler_pb2
 from trainyard_scheduler.domain.admission import Offer
 from trainyard_scheduler.domain.reasons import EventType
 from trainyard_scheduler.domain.states import AttemptState
-from trainyard_scheduler.index import Index, LivePool
+from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import SCHEDULER, Transaction
+from trainyard_scheduler.live_pools import LivePool
 from trainyard_scheduler.offers import read_offer
 from trainyard_scheduler.tables import ATTEMPTS, POOLS, Pool
 from trainyard_scheduler.transitions.steps import close_attempt, enqueue
