@@ -398,8 +398,10 @@ async def test_runs_that_metrics_cannot_remove_keep_no_others(yard: Yard) -> Non
     yard.metrics.broken.add("job-1")
     yard.send_forget("job-1", ["attempt-1"])
     yard.send_forget("job-2", ["attempt-2"])
-    await yard.scheduler.until(lambda: ("default", "job-2") in yard.metrics.deleted)
-    assert [tombstone.job_id for tombstone in yard.scheduler.tombstones if not tombstone.pool] == ["job-1"]
+    await yard.scheduler.until(
+        lambda: [tombstone.job_id for tombstone in yard.scheduler.tombstones if not tombstone.pool] == ["job-1"]
+    )
+    assert ("default", "job-2") in yard.metrics.deleted
     yard.metrics.broken.clear()
     await yard.removed()
     assert ("default", "job-1") in yard.metrics.deleted
