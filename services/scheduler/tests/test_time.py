@@ -1,12 +1,14 @@
 """What happens because time passes. The clock stands still until a test moves it."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import grpc
 import pytest
 from servicekit.errors import reason_of
 from trainyard_protos.v1 import scheduler_pb2 as s
+from trainyard_scheduler.timers import TimerKind, Timers
 
 from services.scheduler.tests.conftest import OpenYard
 from services.scheduler.tests.yard import COMPLETED, Clock, Yard, document, exit_of
@@ -279,3 +281,20 @@ async def test_a_restart_continues_from_the_stored_times(
         assert (await after.job(job.id)).state == s.JOB_STATE_RUNNING
         after.move(clock, 1)
         assert (await after.until(job.id, "Stopping")).reason == "DeadlineExceeded"
+
+
+async def test_a_lease_that_is_renewed_while_its_end_cannot_be_stored_is_not_over_a_moment_later(clock: Clock) -> None:
+    timers = Timers(clock)
+    failed = asyncio.Event()
+
+    async def renewed_then_away(due: Mapping[str, int]) -> None:
+        for name in due:
+            timers.after(TimerKind.LEASE, name, 60_000_000_000)
+        failed.set()
+        raise ConnectionError("the database is away")
+
+    timers.after(TimerKind.LEASE, "local", 0)
+    timers.start({TimerKind.LEASE: renewed_then_away})
+    await failed.wait()
+    await timers.stop()
+    assert timers.fires_ns(TimerKind.LEASE, "local") == clock.steady_ns() + 60_000_000_000

@@ -98,7 +98,8 @@ class TimerDuties:
     async def _lease(self, names: Iterable[str]) -> None:
         for name in names:
             lease_s = self._index.pools[name].lease_s
-            if self._index.pools[name].alive:
+            renewed = self._index.timers.fires_ns(TimerKind.LEASE, name) is not None  # while others were stored
+            if self._index.pools[name].alive and not renewed:
                 await self._ledger.write(functools.partial(pools.lose, name=name, lease_s=lease_s))
 
     async def _provision(self, attempt_ids: Iterable[str]) -> None:

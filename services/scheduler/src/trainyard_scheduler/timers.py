@@ -154,10 +154,11 @@ class Timers:
         try:
             await handler(due)
         except Exception:
-            # The database is away: what is due stays due.
+            # The database is away: what is due stays due, unless it was set for another time meanwhile, as a lease is.
             logger.exception("a timer failed, trying again", extra={"timer": kind.name})
             for key, due_ns in due.items():
-                self._set(kind, key, _Timer(self._clock.steady_ns() + int(_RETRY_S * 1e9), due_ns))
+                if (kind, key) not in self._timers:
+                    self._set(kind, key, _Timer(self._clock.steady_ns() + int(_RETRY_S * 1e9), due_ns))
 
     async def _sleep_until_next(self) -> None:
         timeout = None
