@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 from typing import Any
 
 import grpc
@@ -10,7 +11,7 @@ from trainyard import errors
 from trainyard.client import AsyncClient
 from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
 
-from libs.trainyard.tests.client.scripted import JOB_ID, Refusal, ScriptedYard, job
+from libs.trainyard.tests.client.scripted import JOB_ID, Refusal, ScriptedYard, job, line
 
 PLAIN = "01939a7e-0000-7000-8000-00000000aaaa"
 ATTEMPT = "01939a7e-0000-7000-8000-00000000bbbb"
@@ -146,3 +147,24 @@ async def test_a_handle_of_a_job_asks_for_nothing_but_the_answer(yard: ScriptedY
         yard.calls.clear()
         await asyncio.gather(handle.values(), handle.metrics("loss"))
     assert {name for name, _ in yard.calls} == {"ListSeries", "QuerySeries"}
+
+
+async def test_series_and_lines_become_data_frames_of_the_same_values(
+    yard: ScriptedYard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yard.series = [metrics_pb2.SeriesInfo(name="loss", last_value=0.1), metrics_pb2.SeriesInfo(name="lr", last_value=2)]
+    yard.stored = [metrics_pb2.StoredLine(attempt=1, line=line(number, f"line {number}")) for number in range(3)]
+    async with AsyncClient() as client:
+        series, lines = await client.metrics(JOB_ID), [each async for each in client.logs(JOB_ID)]
+        points = [
+            (each.name, step, value) for each in series for step, value in zip(each.step, each.value, strict=True)
+        ]
+        assert list(series.df()[["name", "step", "value"]].itertuples(index=False, name=None)) == points
+        frame = await client.logs(JOB_ID).df()
+        assert list(frame[["seq", "text"]].itertuples(index=False, name=None)) == [
+            (each.line.seq, each.line.text) for each in lines
+        ]
+        monkeypatch.setitem(sys.modules, "pandas", None)
+        with pytest.raises(errors.InvalidArgument, match="pandas") as caught:
+            series.df()
+        assert "trainyard[pandas]" in caught.value.hint

@@ -11,6 +11,7 @@ from trainyard_protos.v1 import launcher_pb2, metrics_pb2, scheduler_pb2
 from trainyard import errors
 from trainyard.client import states
 from trainyard.client.follow import FollowCalls
+from trainyard.client.frames import AsyncLines
 from trainyard.client.names import SYSTEM_PREFIX
 from trainyard.client.runs import Subject
 
@@ -50,7 +51,7 @@ class AsyncJobHandle:
 
     def logs(
         self, *, attempt: int = 0, ranks: Sequence[int] = (), tail: int = 0, search: str = "", regex: str = ""
-    ) -> AsyncIterator[metrics_pb2.StoredLine]:
+    ) -> AsyncLines:
         """Stored lines of output; see `AsyncClient.logs`."""
         return self.calls.logs(self._runs, attempt=attempt, ranks=ranks, tail=tail, search=search, regex=regex)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from trainyard_protos.v1 import launcher_pb2, metrics_pb2
 
 from trainyard import errors
+from trainyard.client.frames import AsyncLines, SeriesList
 from trainyard.client.jobs import JobCalls
 
 STACKS_DEADLINE_S = 60.0
@@ -89,7 +90,7 @@ class RunCalls(JobCalls):
         found = await self._connection.call(self._connection.metrics.SearchRuns, request)
         return [each.run.id for each in found.runs]
 
-    async def logs(
+    def logs(
         self,
         of: str | Subject,
         *,
@@ -99,7 +100,7 @@ class RunCalls(JobCalls):
         search: str = "",
         regex: str = "",
         from_time_ns: int = 0,
-    ) -> AsyncIterator[metrics_pb2.StoredLine]:
+    ) -> AsyncLines:
         """Stored lines, ordered by time within each attempt.
 
         A read that is cut off continues at its position: every line comes once, however slowly they are taken, and also
@@ -113,11 +114,8 @@ class RunCalls(JobCalls):
             regex: only lines in which this RE2 pattern is found.
             from_time_ns: only lines from this moment on, UTC nanoseconds.
         """
-        subject = await self.subject(of)
         request = metrics_pb2.ReadLogsRequest(
             workspace=self.workspace,
-            job_id=subject.job_id,
-            run_id=subject.run_id,
             attempt=attempt,
             ranks=ranks,
             tail=tail,
@@ -125,6 +123,13 @@ class RunCalls(JobCalls):
             regex=regex,
             from_time_ns=from_time_ns,
         )
+        return AsyncLines(self._read_logs(of, request))
+
+    async def _read_logs(
+        self, of: str | Subject, request: metrics_pb2.ReadLogsRequest
+    ) -> AsyncIterator[metrics_pb2.StoredLine]:
+        subject = await self.subject(of)
+        request.job_id, request.run_id = subject.job_id, subject.run_id
         while True:
             try:
                 async for answer in self._connection.stream(self._connection.metrics.ReadLogs, request):
@@ -159,7 +164,7 @@ class RunCalls(JobCalls):
         from_step: int | None = None,
         to_step: int | None = None,
         include_hidden: bool = False,
-    ) -> Sequence[metrics_pb2.Series]:
+    ) -> SeriesList:
         """Points of series, of a job over all its attempts, as columns of equal length.
 
         Args:
@@ -172,7 +177,7 @@ class RunCalls(JobCalls):
         request = metrics_pb2.QuerySeriesRequest(
             selector=selector, from_step=from_step, to_step=to_step, max_points=max_points
         )
-        return (await self._connection.call(self._connection.metrics.QuerySeries, request)).series
+        return SeriesList((await self._connection.call(self._connection.metrics.QuerySeries, request)).series)
 
     async def live(
         self, job: str, *, attempt: int = 0, next_seq: dict[int, int] | None = None

@@ -11,6 +11,7 @@ from trainyard_protos.v1 import launcher_pb2, metrics_pb2, scheduler_pb2, yard_p
 from trainyard import errors
 from trainyard.client.aio import AsyncClient
 from trainyard.client.documents import Source
+from trainyard.client.frames import Lines, SeriesList
 from trainyard.client.handles import AsyncJobHandle
 from trainyard.client.loop import Loop
 from trainyard.client.sync_store import ArtifactMethods
@@ -61,10 +62,10 @@ class JobHandle:
 
     def logs(
         self, *, attempt: int = 0, ranks: Sequence[int] = (), tail: int = 0, search: str = "", regex: str = ""
-    ) -> Iterator[metrics_pb2.StoredLine]:
+    ) -> Lines:
         """Stored lines of output; see `AsyncClient.logs`."""
         lines = self._job.logs(attempt=attempt, ranks=ranks, tail=tail, search=search, regex=regex)
-        return self._loop.iterate(lines)
+        return Lines(self._loop.iterate(lines))
 
     def follow(self) -> Iterator[launcher_pb2.FollowEvent]:
         """Output and progress as they come, until the job has ended."""
@@ -191,13 +192,13 @@ class Client(ArtifactMethods):
         """Names, counts and last values of a job's or run's series; options are those of `AsyncClient.series`."""
         return self._loop.run(self._client.series(of, names, **options))
 
-    def metrics(self, of: str, names: Sequence[str] = (), **options: Any) -> Sequence[metrics_pb2.Series]:
+    def metrics(self, of: str, names: Sequence[str] = (), **options: Any) -> SeriesList:
         """Points of a job's or run's series; options are those of `AsyncClient.metrics`."""
         return self._loop.run(self._client.metrics(of, names, **options))
 
-    def logs(self, of: str, **options: Any) -> Iterator[metrics_pb2.StoredLine]:
+    def logs(self, of: str, **options: Any) -> Lines:
         """Stored lines of a job or run; options are those of `AsyncClient.logs`."""
-        return self._loop.iterate(self._client.logs(of, **options))
+        return Lines(self._loop.iterate(self._client.logs(of, **options)))
 
     def usage(self) -> Sequence[ServiceUsage]:
         """How much each service stores, and how much room there is."""
