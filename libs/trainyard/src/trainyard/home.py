@@ -13,7 +13,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trainyard import files
+from trainyard import errors, files
 
 YARD_FILE = "yard.json"
 LOCK_FILE = "yard.lock"
@@ -52,9 +52,24 @@ class YardFile:
 
 
 def home() -> Path:
-    """The yard's folder: `TRAINYARD_HOME`, or `~/.trainyard`. It need not exist yet."""
+    """Returns the yard's folder: `TRAINYARD_HOME`, or `~/.trainyard`. It need not exist yet.
+
+    Raises:
+        InvalidArgument: this user may not read the folder.
+    """
     configured = os.environ.get("TRAINYARD_HOME")
-    return Path(configured).expanduser().absolute() if configured else Path.home() / ".trainyard"
+    folder = Path(configured).expanduser().absolute() if configured else Path.home() / ".trainyard"
+    try:
+        (folder / YARD_FILE).stat()
+    except PermissionError as error:
+        raise errors.InvalidArgument(
+            f"the yard's home {folder} cannot be read: {error.strerror}",
+            reason="InvalidHome",
+            hint="set TRAINYARD_HOME to a folder of your own",
+        ) from error
+    except OSError:
+        pass  # a yard that starts makes the folder, or reports why it cannot
+    return folder
 
 
 def has_data(home: Path) -> bool:
@@ -81,7 +96,7 @@ def is_locked(home: Path) -> bool:
     """Whether a yard runs for `home`, also one that is starting, ending, or whose `yard.json` is missing."""
     try:
         descriptor = os.open(home / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

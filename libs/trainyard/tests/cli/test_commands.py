@@ -32,6 +32,12 @@ async def test_without_a_yard_every_command_says_how_to_start_one(tmp_path: Path
         assert ended.out == ""
 
 
+async def test_a_home_below_a_file_has_no_yard(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = await run("down", TRAINYARD_HOME=str(tmp_path / "file" / "home"))
+    assert (ended.code, ended.out, ended.err) == (0, f"no yard is running in {tmp_path}/file/home\n", "")
+
+
 @pytest.mark.parametrize(
     ("status", "code"),
     [
@@ -199,6 +205,13 @@ async def test_events_of_an_artifact_are_what_users_changed_of_it(yard: Scripted
     assert [json.loads(line)["objectName"] for line in ended.lines] == ["words"]
     for wrong in (("digits", "--artifact", "words"), ("--artifact", "words", "-f")):
         assert (await run("events", *wrong)).code == 2
+
+
+async def test_an_artifact_that_no_user_changed_has_no_events(yard: ScriptedYard) -> None:
+    ended = await run("events", "--artifact", "words")
+    assert (ended.code, ended.out) == (0, "")
+    assert "no user changed an artifact named 'words'" in ended.err
+    assert (await run("events", "--artifact", "words", "-o", "json")).err == ""
 
 
 async def test_events_tell_when_those_of_a_service_cannot_be_read(yard: ScriptedYard) -> None:

@@ -34,6 +34,17 @@ def test_home_is_in_the_users_folder_by_default(monkeypatch: pytest.MonkeyPatch,
     assert home.home() == tmp_path / ".trainyard"
 
 
+def test_a_home_that_this_user_cannot_read_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0)
+    # Permissions do not bind root, unless it gives up its capabilities.
+    unprivileged = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"] if os.geteuid() == 0 else []
+    command = [*unprivileged, sys.executable, "-c", "from trainyard import home; home.home()"]
+    environment = {**os.environ, "TRAINYARD_HOME": str(tmp_path)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    tmp_path.chmod(0o700)
+    assert f"InvalidArgument: the yard's home {tmp_path} cannot be read: Permission denied" in ended.stderr
+
+
 def test_a_published_yard_is_found_again(tmp_path: Path) -> None:
     yard = this_process()
     home.write_endpoint(tmp_path, yard)

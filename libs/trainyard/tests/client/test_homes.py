@@ -53,6 +53,12 @@ def test_a_home_of_another_user_is_refused(tmp_path: Path, of_another: str) -> N
         yards.prepare(tmp_path)
 
 
+def test_a_home_whose_log_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "yard.log").mkdir()
+    with pytest.raises(InvalidArgument, match=r"yard\.log cannot be written: Is a directory"):
+        yards.start_reading(tmp_path)
+
+
 def test_credentials_that_jobs_do_not_inherit_are_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import BinaryIO
 
 from trainyard import errors, home, inherited
 from trainyard.client.permissions import make_private
@@ -71,14 +72,18 @@ def start(folder: Path, arguments: Sequence[str] = ()) -> StartingYard:
 
 
 def start_reading(folder: Path) -> StartingYard:
-    """Starts a yard that only reads a home with data; commands share it, and it ends with them (decision 0036)."""
+    """Starts a yard that only reads a home with data; commands share it, and it ends with them (decision 0036).
+
+    Raises:
+        InvalidArgument: the services are not installed, or this user may not write the log in the folder.
+    """
     require_services()
     return _start(folder, ["--read-only"], home.READER_FILE)
 
 
 def _start(folder: Path, arguments: Sequence[str], published: str) -> StartingYard:
-    ready, said = os.pipe()
-    with (folder / LOG_FILE).open("ab") as log:
+    with _open_log(folder) as log:
+        ready, said = os.pipe()
         process = subprocess.Popen(
             command(folder, [*arguments, "--ready-fd", str(said)]),
             stdin=subprocess.DEVNULL,
@@ -100,6 +105,18 @@ def require_services() -> None:
             reason="PackageMissing",
             hint="pip install 'trainyard[yard]', or set TRAINYARD_ENDPOINT or a context to a yard elsewhere",
         )
+
+
+def _open_log(folder: Path) -> BinaryIO:
+    try:
+        return (folder / LOG_FILE).open("ab")
+    except OSError as error:
+        raise errors.InvalidArgument(
+            f"{folder / LOG_FILE} cannot be written: {error.strerror}",
+            reason="InvalidHome",
+            hint="a command that finds no running yard starts a process that logs there: run it as the owner of the "
+            "folder, or set TRAINYARD_HOME to a folder of your own",
+        ) from error
 
 
 def prepare(folder: Path) -> None:

@@ -86,11 +86,16 @@ def events(
     async def work(client: AsyncClient) -> None:
         from trainyard.cli import job_views
         from trainyard.cli.output import write_line
+        from trainyard.cli.terminal import complain
 
         show = write_line if output.for_programs else job_views.event
         if artifact:
+            none = True
             async for event in client.admin_events("artifacts", object_name=artifact):
                 show(event)
+                none = False
+            if none and not output.for_programs:
+                complain(f"no user changed an artifact named '{artifact}'; 'yard artifacts list' shows what there is")
             return
         identifier = (await client.get(job)).id if job else ""
         seen = 0
