@@ -35,7 +35,7 @@ def project(tmp_path_factory):
     git(folder, "init", "--quiet")
     git(folder, "add", ".")
     git(folder, "commit", "--quiet", "-m", "first")
-    git(folder, "remote", "add", "origin", "https://me:token@example.org/project.git")
+    git(folder, "remote", "add", "origin", "https://me:pa55w0rd@example.org/project.git")
     return folder
 
 
@@ -62,7 +62,7 @@ def test_a_run_knows_its_commit_and_what_differs_from_it(client, project, runs):
     assert '+tracker.params({"lr": 0.2})' in diff
     assert "secret" not in diff
     assert second.context["git"]["dirty"]
-    assert "token" not in json.dumps(second.context)
+    assert "pa55w0rd" not in json.dumps(second.context)
 
 
 def test_the_commit_and_the_diff_give_back_the_code_that_ran(client, project, runs, tmp_path):
