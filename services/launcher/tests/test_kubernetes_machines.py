@@ -342,6 +342,16 @@ def test_machines_that_take_nothing_now_are_told_apart() -> None:
     usable, unusable = machines.offered(nodes, Settings())
     assert [each.name for each in usable] == ["one"]
     assert [each.name for each in unusable] == ["cordoned", "full", "gone"]
+    assert not any(each.taints for each in unusable)
+
+
+def test_a_cordoned_machine_keeps_the_taints_of_its_own_alone() -> None:
+    """`kubectl cordon` adds a taint, which no job has to tolerate: it waits until the machine can be used again."""
+    own = {"key": "team", "value": "vision", "effect": "NoSchedule"}
+    cordoned = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+    usable, [machine] = machines.offered([node(unschedulable=True, taints=[own, cordoned])], Settings())
+    assert usable == []
+    assert [each.key for each in machine.taints] == ["team"]
 
 
 def affinity(**term: Any) -> dict[str, Any]:

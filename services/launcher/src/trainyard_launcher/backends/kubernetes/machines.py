@@ -78,9 +78,12 @@ def offered(
     for each in sorted(machines, key=lambda each: each.name):
         if placement.accepts(template, each.name, each.labels):
             keep_away = taints.untolerated(each.taints, template.get("tolerations") or ())
+            # Temporary taints make a machine unusable for now. They are not announced, because no job has to tolerate
+            # them: it waits until the machine can be used again.
+            lasting = [taint for taint in keep_away if not taints.passing(taint)]
             well = each.ready and each.name not in lost
-            used = well and not each.cordoned and not any(map(taints.passing, keep_away))
-            offer = _offer(each, settings, residents.get(each.name, {}), guests.get(each.name, {}), keep_away)
+            used = well and not each.cordoned and len(lasting) == len(keep_away)
+            offer = _offer(each, settings, residents.get(each.name, {}), guests.get(each.name, {}), lasting)
             (usable if used else unusable).append(offer)
     return usable, unusable
 
