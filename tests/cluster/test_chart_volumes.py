@@ -68,7 +68,12 @@ def test_a_volume_is_enlarged_by_the_guides_commands_while_its_pod_stays(cluster
         return str(get("pod/yard-trainyard-metrics-0")["metadata"]["uid"])
 
     helm("install", "yard", str(CHART), *options, environ=environ)
-    wait_until(lambda: get(CLAIM)["status"].get("phase") == "Bound", "the claim to be bound", PATIENCE_S)
+    for what, condition in (
+        (CLAIM, "create"),
+        (CLAIM, "jsonpath={.status.phase}=Bound"),
+        ("pod/yard-trainyard-metrics-0", "create"),
+    ):
+        cluster.kubectl("wait", what, f"--for={condition}", f"--namespace={place}", f"--timeout={int(PATIENCE_S)}s")
     before = pod()
     patch, delete, upgrade = commands(GUIDE.read_text())
     assert upgrade[:4] == ["helm", "upgrade", "yard", "charts/trainyard"]
