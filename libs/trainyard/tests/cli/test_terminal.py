@@ -56,32 +56,46 @@ class Terminal:
     def type(self, keys: str) -> None:
         os.write(self._descriptor, keys.encode())
 
+    def resize(self, columns: int) -> None:
+        resize(self._descriptor, columns)
+
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._descriptor)
 
 
+def resize(descriptor: int, columns: int) -> None:
+    """Sets the width of a terminal."""
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+
+
 @asynccontextmanager
 async def running(
-    yard: ScriptedYard, tmp_path: Path, end: asyncio.Event, text: str = "hello", metric: str = "loss", note: str = ""
+    yard: ScriptedYard,
+    tmp_path: Path,
+    end: asyncio.Event,
+    text: str = "hello",
+    metric: str = "loss",
+    note: str = "",
+    name: str = "digits",
 ) -> AsyncIterator[Terminal]:
-    """A run on a terminal whose job goes on until the event; it writes `text`, tracks `metric` and has an event."""
+    """A run on a terminal whose job runs until the event; it writes `text`, tracks `metric` and has an event."""
     file = tmp_path / "job.json"
     file.write_text(document())
     progress = common_pb2.Progress(
         step=120, total_steps=600, updated_ns=1, seconds_left=42.0, metrics={metric: 0.25, "system/cpu": 1.0}
     )
-    yard.job = job("running")
+    yard.job = job("running", name=name)
     notes = [event(2, "Note", "running", message=note)] if note else []
     yard.events = [[event(1, "Running", "running"), *notes, end, event(3, "Succeeded", "succeeded")]]
     yard.live = [[started(1), lines(line(0, text)), launcher_pb2.FollowEvent(progress=progress), end]]
     ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    resize(theirs, 160)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "trainyard.cli.main", "run", str(file)),
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160"},
+        env={**{k: v for k, v in os.environ.items() if k != "COLUMNS"}, "TERM": "xterm-256color"},
         preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),
     )
     os.close(theirs)
@@ -101,12 +115,25 @@ async def running(
 async def test_progress_is_shown_and_gone_at_the_end(yard: ScriptedYard, tmp_path: Path) -> None:
     end = asyncio.Event()
     async with running(yard, tmp_path, end) as terminal:
-        await terminal.until("step 120/600 · loss 0.25 · 42 s left")
+        await terminal.until(f"digits running 20% 42 s left {'━' * 4}{'╌' * 16} step 120/600 · loss 0.25 ")
         yard.job = job("succeeded")
         end.set()
         await terminal.until("digits succeeded after 12 s")
         assert await terminal.process.wait() == 0
     assert "system/cpu" not in terminal.text
+
+
+async def test_name_state_percent_and_time_left_are_shown_at_any_width(yard: ScriptedYard, tmp_path: Path) -> None:
+    end = asyncio.Event()
+    name = "digits-with-a-name-that-is-longer-than-the-terminal-" + "x" * 80 + "-seed-7"
+    async with running(yard, tmp_path, end, name=name) as terminal:
+        terminal.resize(200)
+        await terminal.until("x-seed-7 running 20% 42 s left ━")
+        terminal.resize(40)
+        await terminal.until("digits-with-…eed-7 running 20% 42 s left")
+        terminal.resize(20)
+        await terminal.until("di…7 running 20% 42s")
+        end.set()
 
 
 async def test_names_lines_and_messages_are_shown_as_written_and_control_nothing(
@@ -182,9 +209,9 @@ def test_the_bar_of_a_transfer_shows_a_name_as_it_is_written(monkeypatch):
     monkeypatch.setattr(transfer_view, "is_terminal", lambda stream: True)
     monkeypatch.setattr(sys, "stderr", written)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with transfer_view.progress("storing a[/b]\x1b]0;x\x07", 10) as done:
+    with transfer_view.progress("a[/b]\x1b]0;x\x07", "storing", 10) as done:
         done(10)
-    assert "storing a[/b]]0;x" in ESCAPES.sub("", written.getvalue())
+    assert "a[/b]]0;x storing 100%" in ESCAPES.sub("", written.getvalue())
     assert "\x07" not in written.getvalue()
 
 

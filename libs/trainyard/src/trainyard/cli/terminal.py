@@ -12,6 +12,8 @@ _COLOUR = r"\x1b\[[0-9;]*m"
 _OTHERS = r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 _COLOURS = re.compile(_COLOUR)
 _CONTROL = re.compile(f"{_COLOUR}|{_OTHERS}")
+_DEFAULT_COLUMNS = 80
+"""Width of a terminal that does not know its own."""
 _RESETS = ("\x1b[0m", "\x1b[m")
 _STATE_STYLES = {
     "queued": "yellow",
@@ -59,9 +61,14 @@ def complain(text: str) -> None:
 
 
 def progress(text: str) -> None:
-    """Keeps one line of standard error up to date for a person; "" takes it away. Nothing in a pipe."""
+    """Keeps one line of standard error up to date for a person, cut to the terminal's width; "" takes it away.
+
+    Nothing in a pipe.
+    """
     if is_terminal(sys.stderr):
-        sys.stderr.write(f"\r\x1b[K{plain(text)}")
+        # A line that wraps leaves its first row behind when it is drawn again.
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns or _DEFAULT_COLUMNS
+        sys.stderr.write(f"\r\x1b[K{plain(text)[: columns - 1]}")
         sys.stderr.flush()
 
 

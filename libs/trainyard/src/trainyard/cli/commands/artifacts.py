@@ -135,7 +135,7 @@ def get(
         keep_large_blocks()
         found = await client.artifact(reference)
         folder = target or Path(found.name)
-        with progress(f"fetching {artifact_views.reference(found)}", found.size) as done:
+        with progress(artifact_views.reference(found), "fetching", found.size) as done:
             version = await client.download(found.id, folder, sync=sync, progress=done)
         if output.for_programs:
             write(version, output)
@@ -169,7 +169,7 @@ def put(
         from trainyard.cli.transfer_view import progress
 
         keep_large_blocks()
-        with progress(f"storing {name}", _size(path)) as done:
+        with progress(name, "storing", _size(path)) as done:
             version = await client.upload(
                 path,
                 name,

@@ -5,18 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn
+from rich.progress import Progress, Task
 from rich.text import Text
 
 from trainyard.cli import terminal, words
-from trainyard.cli.bars import PlainColumn
-from trainyard.cli.run.views import PlainView, state_of, waiting
+from trainyard.cli.bars import LineColumn
+from trainyard.cli.live_line import LiveLine
+from trainyard.cli.run.views import PlainView, state_of
+from trainyard.client import states
 
 if TYPE_CHECKING:
     from trainyard_protos.v1 import common_pb2
     from trainyard_protos.v1 import scheduler_pb2 as pb
 
 _SHOWN_METRICS = 4
+_NO_PROGRESS = frozenset({"queued", "starting"})
 
 
 class LiveView(PlainView):
@@ -25,41 +28,27 @@ class LiveView(PlainView):
     def __init__(self, job: pb.Job) -> None:
         super().__init__(job)
         self._console = Console(highlight=False)
-        self._bar = Progress(
-            SpinnerColumn(),
-            PlainColumn(),
-            BarColumn(bar_width=24),
-            TaskProgressColumn(),
-            PlainColumn("facts"),
-            console=self._console,
-            transient=True,
-        )
-        self._task = self._bar.add_task(job.name, total=None, facts="")
+        self._state = states.name(job.state)
+        self._pending = ""
+        self._progress: common_pb2.Progress | None = None
+        self._bar = Progress(LineColumn(self._line), console=self._console, expand=True, transient=True)
+        self._bar.add_task("")
         self._bar.start()
 
-    def submitted(self, job: pb.Job) -> None:
-        super().submitted(job)
-        self._describe(f"{job.name} queued")
-
     def waits(self, pending: pb.Pending) -> None:
-        if pending.reason:
-            self._describe(waiting(pending))
+        self._pending = words.because(pending.reason, pending.message)
 
     def happened(self, event: pb.Event) -> None:
         super().happened(event)
-        self._describe(f"{self._name} {state_of(event)}")
+        self._state = state_of(event)
+        if self._state in _NO_PROGRESS:
+            self._progress = None  # the next attempt has its own
 
     def show(self, text: str) -> None:
         self._console.print(Text.from_ansi(terminal.clean(text)), soft_wrap=True)
 
     def progressed(self, progress: common_pb2.Progress) -> None:
-        facts = [f"step {progress.step}{f'/{progress.total_steps}' if progress.total_steps else ''}"]
-        own = sorted((name, value) for name, value in progress.metrics.items() if not name.startswith("system/"))
-        facts += [f"{name} {words.number(value)}" for name, value in own[:_SHOWN_METRICS]]
-        if progress.HasField("seconds_left"):
-            facts.append(f"{words.duration(progress.seconds_left)} left")
-        total = progress.total_steps or None
-        self._bar.update(self._task, total=total, completed=progress.step, facts=" · ".join(facts))
+        self._progress = progress
 
     def close(self) -> None:
         self._bar.stop()
@@ -68,5 +57,29 @@ class LiveView(PlainView):
         lines = "\n".join(map(terminal.plain, text.splitlines()))
         self._console.print(Text.assemble(("yard: ", "dim"), lines), soft_wrap=True)
 
-    def _describe(self, text: str) -> None:
-        self._bar.update(self._task, description=text)
+    def _line(self, task: Task) -> LiveLine:
+        return line_of(self._name, self._state, self._pending, self._progress)
+
+
+def line_of(name: str, state: str, pending: str, progress: common_pb2.Progress | None) -> LiveLine:
+    """What the live line shows of a job.
+
+    Args:
+        name: of the job.
+        state: of the job.
+        pending: why it is queued; "" when that is not known.
+        progress: of its present attempt; None before it has reported any.
+    """
+    if progress is None:
+        return LiveLine(name, state, others=[pending] if pending and state == "queued" else [])
+    total = progress.total_steps
+    others = [f"step {progress.step}/{total}" if total else f"step {progress.step}"]
+    own = sorted((metric, value) for metric, value in progress.metrics.items() if not metric.startswith("system/"))
+    others += [f"{metric} {words.number(value)}" for metric, value in own[:_SHOWN_METRICS]]
+    return LiveLine(
+        name,
+        state,
+        done=progress.step / total if total else None,
+        seconds_left=progress.seconds_left if progress.HasField("seconds_left") else None,
+        others=[others[0], *(f"· {each}" for each in others[1:])],
+    )
