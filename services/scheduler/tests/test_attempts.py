@@ -166,15 +166,19 @@ async def test_cancel_of_a_claimed_attempt_stops_it_and_the_job_is_cancelled_wha
     await yard.claim(job)
     if phase is not None:
         await yard.report(job, phase, COMPLETED)
-    stopping = await yard.users.CancelJob(s.CancelJobRequest(id=job.id))
-    assert stopping.state == s.JOB_STATE_STOPPING
+    stopping = await yard.users.CancelJob(s.CancelJobRequest(id=job.id, message="wrong data"))
+    assert (stopping.state, stopping.message) == (s.JOB_STATE_STOPPING, "wrong data")
     assert (await yard.claim(job)).assignment.stopping
     assert (await yard.report(job, s.ATTEMPT_PHASE_STARTED)).stop
     assert (await yard.report(job, s.ATTEMPT_PHASE_PUBLISHING, COMPLETED)).stop
     assigned = await yard.launchers.ListAssigned(s.ListAssignedRequest(pool="local", launcher_id=LAUNCHER))
     assert [(a.attempt_id, a.stopping) for a in assigned.attempts] == [(job.attempt_id, True)]
     await yard.report(job, s.ATTEMPT_PHASE_ENDED, COMPLETED)
-    assert (await yard.job(job.id)).state == s.JOB_STATE_CANCELLED
+    ended = await yard.job(job.id)
+    assert (ended.state, ended.reason, ended.message) == (s.JOB_STATE_CANCELLED, "Cancelled", "wrong data")
+    assert "wrong data" in (await yard.users.ExplainJob(s.ExplainJobRequest(id=job.id))).summary
+    cancelled = (await yard.users.ListEvents(s.ListEventsRequest(job=job.id))).events[-1]
+    assert (cancelled.type, cancelled.message) == ("Cancelled", "wrong data")
 
 
 async def test_a_stop_goes_to_the_queue_of_stops(yard: Yard) -> None:

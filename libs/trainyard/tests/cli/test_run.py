@@ -103,9 +103,12 @@ async def test_a_failure_is_told_once(yard: ScriptedYard, file: str) -> None:
     assert summary.count("no sign of life for 3 s") == 1
 
 
-async def test_a_cancelled_run_is_exit_code_7(yard: ScriptedYard, file: str) -> None:
-    ends(yard, "cancelled")
-    assert (await run("run", file)).code == 7
+async def test_a_cancelled_run_is_exit_code_7_and_shows_why(yard: ScriptedYard, file: str) -> None:
+    ends(yard, "cancelled", reason="Cancelled", message="wrong data")
+    ended = await run("run", file)
+    assert ended.code == 7
+    assert "  reason  Cancelled: wrong data" in ended.lines
+    assert "(Cancelled: wrong data)" in (await run("status", JOB_ID)).out
 
 
 async def test_a_missing_file_starts_no_yard(tmp_path: Path) -> None:
@@ -190,11 +193,24 @@ async def test_a_run_holds_the_yard_that_was_started_for_it(yard: ScriptedYard, 
     process.send_signal(signal.SIGINT)
     await finish(process)
     end.set()
-    attached, holding, detached = yard.asked("hold")
+    attached, holding, detached, *_ = yard.asked("hold")
     keep, cancel = yard_pb2.AttachRequest.ON_LOSS_KEEP, yard_pb2.AttachRequest.ON_LOSS_CANCEL
     assert (attached.job_id, attached.on_loss) == ("", keep)
     assert (holding.job_id, holding.on_loss) == (JOB_ID, cancel)
     assert (detached.job_id, detached.on_loss) == (JOB_ID, keep)
+
+
+async def test_the_yard_knows_that_a_run_is_detached_before_its_user_does(yard: ScriptedYard, file: str) -> None:
+    yard.publish(ephemeral=True)
+    yard.answers_detach = False
+    process, end = await running(yard, file)
+    process.send_signal(signal.SIGINT)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(yard.asked("hold")) < 3:
+            await asyncio.sleep(0)
+    process.kill()
+    assert "detached" not in (await finish(process)).out
+    end.set()
 
 
 async def test_a_killed_run_lets_go_of_the_yard(yard: ScriptedYard, file: str) -> None:

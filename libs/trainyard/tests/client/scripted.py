@@ -129,6 +129,8 @@ class ScriptedYard:
     """Content of single files by "REFERENCE/PATH"."""
     admin: dict[str, list[Any]] = field(default_factory=dict)
     """Answers of the administration by "service.Method"; of a method that does not stream, the first."""
+    answers_detach: bool = True
+    """Whether a client that says that it leaves its job gets an answer."""
     calls: list[tuple[str, Any]] = field(default_factory=list)
     port: int = field(default_factory=free_port)
 
@@ -388,6 +390,8 @@ class _Yard(_Servicer, yard_pb2_grpc.YardServiceServicer):
         try:
             async for request in requests:
                 self.yard.calls.append(("hold", request))
+                if request.job_id and request.on_loss == request.ON_LOSS_KEEP and not self.yard.answers_detach:
+                    await asyncio.Event().wait()
                 yield yard_pb2.AttachResponse()
         finally:
             self.yard.calls.append(("left", None))

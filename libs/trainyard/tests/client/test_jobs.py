@@ -242,9 +242,9 @@ async def test_waiting_ends_with_the_job(yard: ScriptedYard) -> None:
 async def test_waiting_raises_unless_the_job_succeeded(
     yard: ScriptedYard, state: str, kind: type[errors.YardError]
 ) -> None:
-    yard.job = job(state, reason="RetryLimit")
+    yard.job = job(state, reason="RetryLimit", message="wrong data")
     async with AsyncClient() as client:
         handle = await client.job(JOB_ID)
-        with pytest.raises(kind):
+        with pytest.raises(kind, match="wrong data"):
             await handle.wait()
         assert (await handle.wait(check=False)).reason == "RetryLimit"

@@ -94,7 +94,8 @@ def check_succeeded(job: scheduler_pb2.Job) -> None:
         JobCancelled: it was cancelled.
     """
     if job.state == scheduler_pb2.JOB_STATE_CANCELLED:
-        raise errors.JobCancelled(f"{job.name} was cancelled", reason=job.reason, hint=f"yard retry {job.id}")
+        why = f": {job.message}" if job.message else ""
+        raise errors.JobCancelled(f"{job.name} was cancelled{why}", reason=job.reason, hint=f"yard retry {job.id}")
     if job.state != scheduler_pb2.JOB_STATE_SUCCEEDED:
         raise errors.JobFailed(
             f"{job.name} {states.name(job.state)}: {job.message or job.reason}",

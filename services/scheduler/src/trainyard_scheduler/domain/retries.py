@@ -93,7 +93,9 @@ class Verdict:
     delay_s: float = 0.0  # before the next attempt may start
 
 
-def decide(end: Ending, stop: StopReason, policy: RetryPolicy, retries_used: int, free_used: int) -> Verdict:
+def decide(
+    end: Ending, stop: StopReason, policy: RetryPolicy, retries_used: int, free_used: int, cancel_message: str = ""
+) -> Verdict:
     """What follows an attempt that ended so.
 
     Args:
@@ -102,9 +104,10 @@ def decide(end: Ending, stop: StopReason, policy: RetryPolicy, retries_used: int
         policy: of the job.
         retries_used: retries that have spent the budget so far.
         free_used: retries that have not.
+        cancel_message: what the user gave as the reason of a cancel.
     """
     if stop is StopReason.CANCELLED:
-        return Verdict(Outcome.CANCELLED, StopReason.CANCELLED, "cancelled by the user")
+        return Verdict(Outcome.CANCELLED, StopReason.CANCELLED, cancel_message)
     if stop is StopReason.DEADLINE_EXCEEDED:
         return Verdict(
             Outcome.FAILED, ExitReason.DEADLINE_EXCEEDED, "was still running at its deadline (spec.deadline)"

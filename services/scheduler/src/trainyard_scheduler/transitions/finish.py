@@ -39,6 +39,7 @@ def finish(tx: Transaction, job: Job, attempt: Attempt, exit: common_pb2.Exit, a
         read_policy(job.policy).retries,
         job.retries_used,
         job.free_retries_used,
+        cancel_message=job.message,  # kept since the job was asked to stop
     )
     if verdict.outcome in (Outcome.FAILED, Outcome.RETRY) and not attempt.stop_reason:
         _reject_checkpoint(job, exit)

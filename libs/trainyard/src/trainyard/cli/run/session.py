@@ -116,6 +116,8 @@ class _Session:
         from trainyard.cli.run import interrupts
 
         if by is signal.SIGINT:
+            if self._held:  # the yard knows before the user is told that the job outlives this process
+                await self._held.hold(self._job.id, detached=True)
             leave = await interrupts.offer(self._job, self._received)
         else:
             leave = interrupts.Wish.CANCEL if self._held else interrupts.Wish.DETACH

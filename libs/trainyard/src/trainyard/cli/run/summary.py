@@ -39,6 +39,8 @@ async def sum_up(client: AsyncClient, job: pb.Job) -> None:
     say(_headline(job))
     if job.state == pb.JOB_STATE_FAILED:
         _failure(job)
+    elif job.state == pb.JOB_STATE_CANCELLED:
+        tables.pairs([("  reason", words.because(job.reason, job.message))])
     tables.pairs([(f"  {name}", value) for name, value in [*_made(versions), *_best(series)]])
     next_steps(*useful_next(job, versions))
     for each in _own(series):
