@@ -287,6 +287,18 @@ async def test_logs_lead_with_the_rank_when_there_are_several(yard: ScriptedYard
     assert (first["attempt"], first["line"]["text"]) == (1, "hello")
 
 
+async def test_logs_of_a_rank_or_an_attempt_that_does_not_exist_are_not_found(yard: ScriptedYard) -> None:
+    yard.job = job("running", workers_per_node=4, attempt=2, number=7)
+    for arguments, problem, exist in (
+        (["--rank", "1", "--rank", "7"], "digits#7 has no rank 7", "its ranks are 0 to 3; -1 selects"),
+        (["--attempt", "9"], "digits#7 has no attempt 9", "its attempts are 1 to 2"),
+    ):
+        ended = await run("logs", *arguments)
+        assert (ended.code, ended.out) == (3, "")
+        assert problem in ended.err
+        assert exist in ended.err
+
+
 @pytest.mark.parametrize(("state", "code"), [("succeeded", 0), ("failed", 1), ("cancelled", 7)])
 async def test_following_logs_goes_on_after_what_is_stored_and_exits_as_the_job(
     yard: ScriptedYard, state: str, code: int

@@ -90,7 +90,7 @@ def _forms(seconds: float | None) -> tuple[str, str, str]:
 
 def _that_fit(parts: Iterable[str], room: int) -> list[str]:
     """Those that fit in full; of the first that does not, its beginning."""
-    shown = []
+    shown: list[str] = []
     for part in parts:
         room -= len(SEPARATOR)
         if cell_len(part) > room:

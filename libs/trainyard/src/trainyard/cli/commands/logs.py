@@ -50,6 +50,7 @@ def logs(
         from trainyard.client.runs import Subject
 
         found, only = await _job(client, of, attempt)
+        _check_exist(found, only, rank or [])
         show = _writer(found, times, output)
         position = Position(attempt=found.attempt)
         ranks = rank or list(range(found.nodes * found.workers_per_node))
@@ -90,6 +91,32 @@ async def _job(client: AsyncClient, of: str, attempt: int) -> tuple[JobMessage, 
             hint=f"yard metrics {run.id} shows what it tracked; as a job, its output is kept as well",
         )
     return await client.get(run.job_id), run.attempt
+
+
+def _check_exist(job: JobMessage, attempt: int, ranks: list[int]) -> None:
+    """Refuses an attempt or a rank that the job does not have.
+
+    Raises:
+        NotFound: names the first one, and those that exist.
+    """
+    from trainyard.client.names import job_reference
+    from trainyard.errors import NotFound
+
+    if attempt > job.attempt:
+        exist = f"its attempts are {_range(1, job.attempt)}" if job.attempt else "it has not started"
+        raise NotFound(f"{job_reference(job)} has no attempt {attempt}", reason="AttemptNotFound", hint=exist)
+    workers = job.nodes * job.workers_per_node
+    missing = [rank for rank in ranks if not -1 <= rank < workers]
+    if missing:
+        raise NotFound(
+            f"{job_reference(job)} has no rank {missing[0]}",
+            reason="RankNotFound",
+            hint=f"its ranks are {_range(0, workers - 1)}; -1 selects the lines of its agents",
+        )
+
+
+def _range(first: int, last: int) -> str:
+    return f"{first} to {last}" if last > first else f"{first} alone"
 
 
 def _matcher(search: str, regex: str) -> Callable[[str], bool]:
