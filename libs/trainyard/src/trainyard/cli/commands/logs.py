@@ -50,7 +50,7 @@ def logs(
         from trainyard.client.runs import Subject
 
         found, only = await _job(client, of, attempt)
-        _check_exist(found, only, rank or [])
+        _check_exist(found, attempt, rank or [])
         show = _writer(found, times, output)
         position = Position(attempt=found.attempt)
         ranks = rank or list(range(found.nodes * found.workers_per_node))
