@@ -18,10 +18,11 @@ WAIT_S = PATIENCE_S
 def document(command: Sequence[str], name: str = "probe", **spec: object) -> dict[str, object]:
     """A job as a mapping; it asks for little, so that many run at once."""
     fields = {"command": list(command), "resources": {"cpu": "500m", "memory": "256Mi"}} | spec
+    metadata = {name: fields.pop(name, {}) for name in ("labels", "annotations")}
     return {
         "apiVersion": "trainyard.dev/v1alpha1",
         "kind": "TrainingJob",
-        "metadata": {"name": name, "labels": fields.pop("labels", {})},
+        "metadata": {"name": name} | metadata,
         "spec": fields,
     }
 

@@ -119,12 +119,22 @@ class OperatorProcess(Server):
     Args:
         yard: home of the yard, which is up when the operator starts for the first time.
         settings: of the operator.
+        ca_file: root certificate of the yard; None on loopback.
     """
 
     name = "operator"
 
-    def __init__(self, cluster: Cluster, namespace: str, yard: Path, folder: Path, settings: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        namespace: str,
+        yard: Path,
+        folder: Path,
+        settings: Mapping[str, str],
+        ca_file: Path | None = None,
+    ) -> None:
         super().__init__(folder, free_port())
+        self._ca_file = ca_file
         self._cluster, self._namespace, self._yard = cluster, namespace, yard
         self._settings = settings
         self._metrics_port = free_port()
@@ -140,7 +150,7 @@ class OperatorProcess(Server):
             "LISTEN": f"127.0.0.1:{self.port}",
             "METRICS_LISTEN": f"127.0.0.1:{self._metrics_port}",
             "ENDPOINT": yard.endpoint,
-        }
+        } | ({"CA_FILE": str(self._ca_file)} if self._ca_file else {})
         operator = {"KUBECONFIG": str(self._cluster.kubeconfig), "NAMESPACES": self._namespace} | dict(self._settings)
         return {f"TRAINYARD_SERVICE_{name}": value for name, value in service.items()} | {
             f"TRAINYARD_OPERATOR_{name}": value for name, value in operator.items()

@@ -13,6 +13,8 @@ from trainyard.client import Client, JobHandle
 from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.cluster.images import BUSYBOX
 from tests.cluster.conftest import in_a_namespace
+from tests.cluster.resources import OperatorProcess, Resources
+from tests.cluster.resources import in_a_namespace as resources_in_a_namespace
 from tests.cluster.yards import ClusterYard
 from tests.conftest import wait_until
 from tests.jobs import document, output, python, reasons
@@ -94,6 +96,68 @@ def test_an_image_name_that_is_none_ends_the_attempt_at_once(client: Client) -> 
     assert status.reason == "ImageUnavailable"
     assert "InvalidImageName" in status.message
     assert "check spec.image" in status.message
+
+
+@pytest.fixture(scope="module")
+def _operated(
+    yard_on_cluster: ClusterYard, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[OperatorProcess, Resources]]:
+    yard = yard_on_cluster
+    with resources_in_a_namespace(cluster) as resources:
+        folder = tmp_path_factory.mktemp("operator")
+        operator = OperatorProcess(cluster, resources.namespace, yard.folder, folder, {}, yard.ca_file)
+        try:
+            yield operator, resources
+            operator.start()
+            for name in resources.names():  # nobody lets go of them afterwards
+                resources.delete(name)
+        finally:
+            operator.stop()
+
+
+@pytest.fixture
+def operator(_operated: tuple[OperatorProcess, Resources]) -> OperatorProcess:
+    """The operator of the module, which runs."""
+    _operated[0].start()
+    return _operated[0]
+
+
+@pytest.fixture
+def resources(_operated: tuple[OperatorProcess, Resources]) -> Resources:
+    return _operated[1]
+
+
+MISSING = {"volumes": [{"name": "v", "mountPath": "/v", "configMap": "no-such-settings"}]}
+
+
+def job_of(resources: Resources, client: Client, name: str) -> JobHandle:
+    return client.job(resources.until(name, lambda said: said.get("jobId"), "to have a job")["jobId"])
+
+
+def test_a_resource_says_why_its_pods_do_not_run_when_its_operator_was_away_meanwhile(
+    client: Client, operator: OperatorProcess, resources: Resources
+) -> None:
+    resources.apply(document(["true"], "stuck", kubernetes=MISSING))
+    job = job_of(resources, client, "stuck")
+    operator.kill()
+    remark(job, "VolumeUnavailable")
+    operator.start()
+    status = resources.until("stuck", lambda said: said.get("reason"), "to say why it does not run")
+    assert (status["phase"], status["reason"]) == ("Starting", "VolumeUnavailable")
+    assert "no-such-settings" in status["message"]
+
+
+def test_annotations_of_a_resource_reach_its_pods_and_those_of_kubernetes_and_the_yard_do_not(
+    yard_on_cluster: ClusterYard, client: Client, operator: OperatorProcess, resources: Resources
+) -> None:
+    """kubectl apply itself adds one of Kubernetes, and the operator one of the yard."""
+    given = {"example.com/cost-center": "a 7", "kubernetes.io/description": "mine"}
+    resources.apply(document(["true"], "annotated", annotations=given, kubernetes=MISSING))
+    job = job_of(resources, client, "annotated")
+    wait_until(lambda: yard_on_cluster.get("pods", **{"job-id": job.id}), "its pod", WAIT_S)
+    passed_on = pod_of(yard_on_cluster, job)["metadata"]["annotations"]
+    written = resources.get("annotated")["metadata"]["annotations"]
+    assert passed_on.items() & written.items() == {("example.com/cost-center", "a 7")}
 
 
 def test_volumes_that_are_not_there_are_told_by_name(yard_on_cluster: ClusterYard, client: Client) -> None:

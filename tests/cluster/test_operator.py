@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +17,10 @@ from trainyard_operator.resource import FINALIZER
 
 from scripts.testbed.cluster import locks
 from scripts.testbed.cluster.cluster import Cluster
+from scripts.testbed.cluster.processes import Failed
+from scripts.testbed.patience import PATIENCE_S
 from tests.cluster.resources import KIND, OperatorProcess, Resources, in_a_namespace
-from tests.conftest import YardHome, wait_until
+from tests.conftest import REPOSITORY, YardHome, wait_until
 from tests.jobs import document, python
 
 LOGS_FOR_EVER = """
@@ -94,6 +98,30 @@ def test_a_failure_is_told_with_its_reason_and_last_words(operator: OperatorProc
     status = resources.status("unlucky")
     assert (status["phase"], status["reason"]) == ("Failed", "WorkerFailed")
     assert status["exit"]["lastLines"] == ["out of luck"]
+
+
+GUIDE = (REPOSITORY / "docs" / "guides" / "kubectl.md").read_text()
+
+
+def succeeds(resources: Resources, command: str) -> bool:
+    """Whether a kubectl command of the guide does, as it is written there."""
+    try:
+        resources.kubectl(*shlex.split(command, comments=True)[1:])
+    except Failed:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "outcomes"), [("well", "true", [True, True]), ("badly", "false", [True, False])]
+)
+def test_the_guides_commands_to_wait_for_a_job_end_when_it_fails_too(
+    operator: OperatorProcess, resources: Resources, name: str, command: str, outcomes: list[bool]
+) -> None:
+    resources.apply(document([command], name))
+    commands = re.findall(r"^kubectl wait .*", GUIDE, re.MULTILINE)
+    written = [each.replace("digits", name).replace("1h", f"{int(PATIENCE_S)}s") for each in commands]
+    assert [succeeds(resources, each) for each in written] == outcomes
 
 
 def test_progress_and_the_best_value_are_shown_and_deleting_ends_the_job(

@@ -32,11 +32,14 @@ def launch(
     gpu: int = 0,
     name: str = "digits",
     labels: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> Launch:
     facts = Facts("default", "job-1", name, "0198c0de-0000-7000-8000-00123456789a", 3, nodes, workers, 30)
     per_worker = common_pb2.Resources(cpu=1.5, memory_bytes=2**30, gpu=gpu)
-    return Launch(facts, [], per_worker, spec=Spec(command=("true",), **spec), labels=labels or {})
+    return Launch(
+        facts, [], per_worker, spec=Spec(command=("true",), **spec), labels=labels or {}, annotations=annotations or {}
+    )
 
 
 def pod_spec(**wishes: Any) -> dict[str, Any]:
@@ -176,6 +179,13 @@ def test_objects_of_a_job_carry_its_labels_but_none_that_kubernetes_or_the_yard_
     yards = names.labels(launch().facts, SETTINGS.pool, SETTINGS.identity)
     assert job["metadata"]["labels"] == own | yards
     assert job["spec"]["template"]["metadata"]["labels"] == own | yards
+
+
+def test_objects_of_a_job_carry_its_annotations_beside_the_yards_own() -> None:
+    own, others = {"example.com/cost-centre": "a 7"}, {"trainyard.dev/facts": "{}", "kubernetes.io/description": "x"}
+    job = manifests.job(launch(annotations=own | others), "yard:1", SETTINGS)
+    assert job["spec"]["template"]["metadata"]["annotations"] == own
+    assert job["metadata"]["annotations"] == own | {names.FACTS: names.facts_to(launch().facts)}
 
 
 @pytest.mark.parametrize(

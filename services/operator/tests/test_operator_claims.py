@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 import pytest
@@ -60,8 +60,9 @@ class Submitted:
             raise NotFound("there is no such job")
         return self.jobs[job_id]
 
-    async def events(self, job_id: str, after_seq: int) -> list[pb.Event]:
-        return []
+    async def events(self, job_id: str, after_seq: int) -> AsyncIterator[pb.Event]:
+        for event in ():
+            yield event
 
 
 class Operator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, cast
 
 import pytest
@@ -60,6 +60,7 @@ class Known:
     def __init__(self) -> None:
         self.metrics_away = False
         self.job_now = ENDED
+        self.all_events: list[pb.Event] = []
         self.meanwhile: Callable[[], None] = lambda: None
 
     async def job(self, job_id: str) -> pb.Job:
@@ -67,8 +68,10 @@ class Known:
         self.meanwhile()
         return answer
 
-    async def events(self, job_id: str, after_seq: int) -> list[pb.Event]:
-        return []
+    async def events(self, job_id: str, after_seq: int) -> AsyncIterator[pb.Event]:
+        for event in self.all_events:
+            if event.seq > after_seq:
+                yield event
 
     async def series(self, job_id: str, name: str) -> metrics_pb2.SeriesInfo:
         if self.metrics_away:
@@ -81,6 +84,11 @@ class Followed:
 
     def __init__(self) -> None:
         self.stored, self.known = Stored(), Known()
+        self.start()
+
+    def start(self, **status: Any) -> None:
+        """The operator starts, with this in the stored status."""
+        self.stored.status.update(status)
         api = cast("Api", self.stored)
         self.controller = Controller(api, cast("Yard", self.known), Announcer(api), Settings())
         self.controller.seen(read(self.stored.body))
@@ -132,9 +140,8 @@ async def test_an_end_is_told_without_a_best_value_that_nobody_can_be_asked_for_
 
 async def test_an_answer_from_before_the_end_does_not_undo_it(followed: Followed) -> None:
     followed.known.job_now, followed.known.meanwhile = RUNNING, followed.ends
-    await followed.work()
-    assert followed.stored.status["phase"] == "Succeeded"
-    await followed.work()
+    for _ in range(2):  # the event has it asked for again
+        await followed.work()
     assert shown(followed.stored.status) == WHOLE
 
 
@@ -143,3 +150,39 @@ async def test_an_end_of_which_no_progress_is_known_keeps_what_was_shown(followe
     followed.known.job_now = pb.Job(id="j-1", state=pb.JOB_STATE_FAILED, event_seq=9)
     await followed.work()
     assert shown(followed.stored.status)[:3] == ("Failed", "12/20 (60%)", 12)
+
+
+def note(seq: int, reason: str) -> pb.Event:
+    return pb.Event(seq=seq, kind="Job", object_id="j-1", type="Note", state=pb.JOB_STATE_STARTING, reason=reason,
+                    message=f"{reason} it is")  # fmt: skip
+
+
+STARTING = pb.Job(id="j-1", state=pb.JOB_STATE_STARTING, event_seq=8)
+
+
+async def test_a_reason_that_was_stored_stays_when_the_operator_starts_again(followed: Followed) -> None:
+    followed.known.job_now = pb.Job(id="j-1", state=pb.JOB_STATE_STARTING, event_seq=5)
+    followed.start(phase="Starting", reason="ImageUnavailable", message="no such image")
+    await followed.work()
+    assert (followed.stored.status["reason"], followed.stored.status["message"]) == (
+        "ImageUnavailable",
+        "no such image",
+    )
+
+
+async def test_a_reason_that_only_missed_events_say_is_found(followed: Followed) -> None:
+    admitted = pb.Event(seq=6, kind="Job", object_id="j-1", type="Admitted", state=pb.JOB_STATE_STARTING)
+    placed = note(8, "Placed")
+    followed.known.job_now, followed.known.all_events = STARTING, [admitted, note(7, "ImageUnavailable"), placed]
+    followed.controller.happened(placed)  # the first that is heard, before the job is asked for
+    await followed.work()
+    assert (followed.stored.status["reason"], followed.stored.status["eventSeq"]) == ("ImageUnavailable", 8)
+
+
+async def test_a_reason_that_missed_events_ended_is_removed(followed: Followed) -> None:
+    followed.start(phase="Starting", reason="ImageUnavailable", message="no such image")
+    runs = pb.Event(seq=8, kind="Job", object_id="j-1", type="Running", state=pb.JOB_STATE_RUNNING)
+    followed.known.job_now = pb.Job(id="j-1", state=pb.JOB_STATE_RUNNING, event_seq=8)
+    followed.known.all_events = [runs]
+    await followed.work()
+    assert (followed.stored.status["phase"], followed.stored.status["reason"]) == ("Running", None)

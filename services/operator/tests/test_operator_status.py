@@ -18,12 +18,19 @@ SECOND = 10**9
 BEST = {"path": "c", "pattern": "s-{step}", "keep": {"best": {"metric": "val/loss", "mode": "min"}}}
 
 
+ANNOTATIONS = {
+    "example.com/cost": "a 7",
+    "kubectl.kubernetes.io/last-applied-configuration": "{}",
+    "trainyard.dev/operator": "x",
+}
+
+
 def body(**changed: Any) -> dict[str, Any]:
     metadata = {"name": "digits", "namespace": "team", "uid": "u-1", "resourceVersion": "7", "generation": 2}
     return {
         "apiVersion": "trainyard.dev/v1alpha1",
         "kind": "TrainingJob",
-        "metadata": metadata | {"labels": {"team": "vision"}, "annotations": {"kubectl": "x"}, "managedFields": []},
+        "metadata": metadata | {"labels": {"team": "vision"}, "annotations": ANNOTATIONS, "managedFields": []},
         "spec": {"command": ["true"], "checkpoints": BEST},
     } | changed
 
@@ -41,7 +48,8 @@ def test_what_is_submitted_is_the_document_alone_under_the_uid() -> None:
     assert request.idempotency_key == "u-1"
     assert request.document.filename == "team/digits"
     assert load(request.document.text).metadata.labels == {"team": "vision"}
-    assert set(json.loads(request.document.text)["metadata"]) == {"name", "labels"}
+    assert load(request.document.text).metadata.annotations == {"example.com/cost": "a 7"}
+    assert set(json.loads(request.document.text)["metadata"]) == {"name", "labels", "annotations"}
 
 
 def test_a_document_is_kept_only_until_it_was_submitted() -> None:

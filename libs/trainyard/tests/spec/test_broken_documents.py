@@ -395,6 +395,27 @@ def test_labels_follow_the_rules_of_kubernetes() -> None:
     ]
 
 
+def test_annotations_of_kubernetes_and_the_yard_are_refused_with_what_to_do() -> None:
+    own = "kubectl.kubernetes.io/last-applied-configuration: x, app.k8s.io/a: x, trainyard.dev/facts: x"
+    found = problems(
+        GOOD.replace("{name: a}", f"{{name: a, annotations: {{{own}, example.com/kubernetes.io: any, -x: y}}}}")
+    )
+    assert [problem.field for problem in found] == [
+        "metadata.annotations['kubectl.kubernetes.io/last-applied-configuration']",
+        "metadata.annotations['app.k8s.io/a']",
+        "metadata.annotations['trainyard.dev/facts']",
+        "metadata.annotations['-x']",
+    ]
+    assert "pod template" in found[0].message
+    assert "example.com/team" in found[0].allowed
+
+
+def test_annotations_have_a_bound_together() -> None:
+    texts = ", ".join(f"a{number}: {'x' * 20_000}" for number in range(4))
+    (found,) = problems(GOOD.replace("{name: a}", f"{{name: a, annotations: {{{texts}}}}}"))
+    assert (found.field, found.allowed) == ("metadata.annotations", "at most 65,536")
+
+
 def test_mistakes_in_json_have_their_lines_too() -> None:
     text = '{\n  "apiVersion": "trainyard.dev/v1alpha1", "kind": "TrainingJob",\n  "metadata": {"name": "a"},\n'
     (found,) = problems(text + '  "spec": {"command": ["a"],\n    "nodes": "2"}\n}')

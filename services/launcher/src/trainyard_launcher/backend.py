@@ -52,7 +52,7 @@ class Launch:
     """An attempt to start: one plan per node, in which the backend fills in what only it knows (addresses, devices).
 
     Plans are stored; `secrets`, variables of the workers, must reach the agents without being written anywhere. `spec`
-    has what plans do not: image, volumes and the like. `labels` are the job's own.
+    has what plans do not: image, volumes and the like. `labels` and `annotations` are the job's own.
     """
 
     facts: Facts
@@ -61,6 +61,7 @@ class Launch:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     spec: Spec | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def threads(self) -> int:

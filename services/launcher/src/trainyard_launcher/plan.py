@@ -69,7 +69,8 @@ class Planner:
             plans.append(plan)
         per_worker = common_pb2.Resources(cpu=cpu, memory_bytes=memory, gpu=gpu)
         secrets = resolve(job, cluster=self.settings.backend == "kubernetes")
-        return Launch(facts, plans, per_worker, secrets, job.spec, job.metadata.labels)
+        labels, annotations = job.metadata.labels, job.metadata.annotations
+        return Launch(facts, plans, per_worker, secrets, job.spec, labels, annotations)
 
     def _common(self, assignment: scheduler_pb2.Assignment, facts: Facts, job: TrainingJob) -> Plan:
         from trainyard.spec import quantities

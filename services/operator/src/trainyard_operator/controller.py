@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
 
 from trainyard.cluster import Api, ApiError
 from trainyard.errors import Conflict, Exhausted, InvalidArgument, InvalidSpec, NotFound, YardError
@@ -90,6 +91,9 @@ class Controller:
     def _take(self, tracked: Tracked, event: pb.Event) -> None:
         if event.seq <= tracked.wanted.get("eventSeq", 0):
             return
+        if not tracked.fresh:
+            tracked.latest = event.seq
+            return
         tracked.say(status.of_event(event), status.moment(event.time_ns) or status.now())
         if tracked.over or event.type in _ASK:
             tracked.fresh = False  # how it ended, and what it waits for, are in the job alone
@@ -140,16 +144,17 @@ class Controller:
         except (InvalidSpec, InvalidArgument, Conflict) as error:
             self._refuse(tracked, error)
             return
-        self._accept(tracked, answer.job)
-        if not answer.created:  # by an earlier life of the operator
+        self._accept(tracked, answer)
+        if not answer.created:  # by a previous instance of the operator
             await self._refresh(tracked)
 
-    def _accept(self, tracked: Tracked, job: pb.Job) -> None:
+    def _accept(self, tracked: Tracked, answer: pb.SubmitResponse) -> None:
         """The resource has a job; its events count from the first one on."""
+        job = answer.job
         early = self.roster.bind(tracked, job)
         tracked.say(_said(job, tracked) | {"eventSeq": 0}, status.moment(job.updated_ns) or status.now())
         tracked.resource = tracked.resource.submitted()
-        tracked.fresh = tracked.settling = True
+        tracked.fresh, tracked.settling = answer.created, True
         asyncio.get_running_loop().call_later(_SETTLE_S, self._settle, tracked)
         for event in early:
             self._take(tracked, event)
@@ -166,11 +171,14 @@ class Controller:
         self._announcer.post(event)
 
     async def _refresh(self, tracked: Tracked) -> None:
-        """Asks for the job, and for what happened that was not told yet."""
-        known = tracked.wanted.get("eventSeq", 0)
+        """Asks for the job, and for the events that were missed: why its pods do not run is said by them alone."""
+        tracked.fresh, tracked.latest = False, 0
+        known = dict(tracked.wanted)
         try:
             job = await self._yard.job(tracked.job_id)
-            missed = await self._yard.events(job.id, known) if job.event_seq > known else []
+            async for event in self._missed(job, known.get("eventSeq", 0)):
+                known |= status.of_event(event)
+                self._announcer.tell(event, tracked.resource)
         except NotFound:
             if not tracked.resource.operator:  # of a time without names: it may be a job of another yard
                 self.roster.remove(tracked.resource.uid)
@@ -178,18 +186,23 @@ class Controller:
             tracked.say({} if tracked.over else status.of_forgotten(), status.now())
             tracked.fresh = True
             return
-        for event in missed:
-            self._announcer.tell(event, tracked.resource)
-        if tracked.wanted.get("eventSeq", 0) > max(known, job.event_seq):
-            tracked.fresh = False  # what happened after that answer brings it here again
-            return
+        if tracked.latest > job.event_seq:
+            return  # what happened after that answer brings it here again
         self.roster.bind(tracked, job)
-        tracked.say(_said(job, tracked), status.moment(job.updated_ns) or status.now())
+        tracked.say(_said(job, tracked, known), status.moment(job.updated_ns) or status.now())
         if not tracked.over and not tracked.resource.taken_by(self._identity):
             await self._claim(tracked)
         tracked.fresh = True
         if tracked.over:
             tracked.wanted.update(await self._last_best(tracked))
+
+    async def _missed(self, job: pb.Job, after_seq: int) -> AsyncIterator[pb.Event]:
+        """The events after a number, up to the one that the job is known by."""
+        if job.event_seq > after_seq:
+            async for event in self._yard.events(job.id, after_seq):
+                if event.seq > job.event_seq:
+                    return
+                yield event
 
     async def _last_best(self, tracked: Tracked) -> status.Fields:
         """Told with the end. While nobody can be asked for it the end is told alone, and this follows."""
@@ -223,7 +236,7 @@ class Controller:
             if not tracked.job_id:  # held, but perhaps never submitted: submitting tells
                 if tracked.refused:
                     return False
-                self._accept(tracked, (await self._yard.submit(submit_request(tracked.resource))).job)
+                self._accept(tracked, await self._yard.submit(submit_request(tracked.resource)))
             job = await self._yard.cancel(tracked.job_id, _DELETED)
         except Exhausted:
             raise
@@ -263,5 +276,5 @@ def _others(resource: Resource) -> list[str]:
     return [name for name in resource.finalizers if name != FINALIZER]
 
 
-def _said(job: pb.Job, tracked: Tracked) -> status.Fields:
-    return status.of_job(job) | {"observedGeneration": tracked.resource.generation}
+def _said(job: pb.Job, tracked: Tracked, known: status.Fields | None = None) -> status.Fields:
+    return status.of_job(job, known) | {"observedGeneration": tracked.resource.generation}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from trainyard.spec import is_reserved_key
 from trainyard.spec.resource import GROUP, PLURAL, VERSION
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
@@ -90,9 +91,14 @@ def _operator(metadata: Mapping[str, Any]) -> str:
 
 
 def document(body: Mapping[str, Any]) -> str:
-    """The job file that the resource is: without what the cluster added to it."""
+    """The job file that the resource is: without what the cluster added to it.
+
+    Of its annotations those of Kubernetes and the yard say something of the resource: `kubectl apply` keeps the whole
+    document in one.
+    """
     metadata = body["metadata"]
-    said = {"name": metadata["name"], "labels": metadata.get("labels") or {}}
+    annotations = {key: text for key, text in (metadata.get("annotations") or {}).items() if not is_reserved_key(key)}
+    said = {"name": metadata["name"], "labels": metadata.get("labels") or {}, "annotations": annotations}
     return json.dumps(
         {"apiVersion": body["apiVersion"], "kind": body["kind"], "metadata": said, "spec": body.get("spec") or {}}
     )

@@ -23,7 +23,9 @@ class Tracked:
         resource: as it was last seen.
         wanted: what its status should say.
         changed: when the yard last said something new, as Kubernetes writes times.
-        fresh: whether `wanted` holds what the yard says, so that events go on from there.
+        fresh: whether `wanted` holds what the yard says, so that events continue from there.
+        latest: number of the newest event that arrived while it was not fresh. It may not be the first one missed, so
+            it is read from the yard together with those before it.
         lost: whether the resource is gone, with its job left behind.
         settling: whether it was submitted just now. What most jobs then wait for takes no time, and is told in one go.
         looked: when its progress was last looked at (monotonic).
@@ -33,6 +35,7 @@ class Tracked:
     wanted: dict[str, Any] = field(default_factory=dict)
     changed: str = ""
     fresh: bool = False
+    latest: int = 0
     lost: bool = False
     settling: bool = False
     looked: float = float("-inf")

@@ -34,15 +34,23 @@ def phase(state: pb.JobState.ValueType) -> str:
     return pb.JobState.Name(state).removeprefix("JOB_STATE_").capitalize()
 
 
-def of_job(job: pb.Job) -> Fields:
-    """All that a job says."""
+def of_job(job: pb.Job, known: Mapping[str, Any] | None = None) -> Fields:
+    """All that a job says.
+
+    Args:
+        known: the fields after the newest event of the job. Why an attempt that has begun does not run is in its events
+            alone: a reason that they gave stays.
+    """
     at = phase(job.state)
     waiting = job.pending
+    reason, message = waiting.reason or job.reason, waiting.message or job.message
+    if known and not reason and at != QUEUED and at not in ENDED:
+        reason, message = known.get("reason") or "", known.get("message") or ""
     fields: Fields = {
         "jobId": job.id,
         "phase": at,
-        "reason": waiting.reason or job.reason or None,
-        "message": (waiting.message or job.message)[:_MESSAGE] or None,
+        "reason": reason or None,
+        "message": message[:_MESSAGE] or None,
         "attempt": job.attempt,
         "retriesUsed": job.retries_used,
         "submittedAt": moment(job.created_ns),

@@ -102,10 +102,16 @@ class Yard:
                 return
             request.page_token = page.next_page_token
 
-    async def events(self, job_id: str, after_seq: int) -> list[pb.Event]:
-        """The oldest events of a job after a number."""
+    async def events(self, job_id: str, after_seq: int) -> AsyncIterator[pb.Event]:
+        """All events of a job after a number, oldest first."""
         request = pb.ListEventsRequest(job=job_id, after_seq=after_seq, page_size=_EVENTS)
-        return list((await self._call(self._connection.scheduler.ListEvents, request)).events)
+        while True:
+            page = (await self._call(self._connection.scheduler.ListEvents, request)).events
+            for event in page:
+                yield event
+            if len(page) < _EVENTS:
+                return
+            request.after_seq = page[-1].seq
 
     async def watch(self, after_seq: int | None, connected: Callable[[], None]) -> AsyncIterator[pb.Event]:
         """Events of all jobs, those after a number or (None) from now on.

@@ -8,6 +8,7 @@
 """
 
 from trainyard.spec.cluster import EmptyDir, Kubernetes, Toleration, Volume
+from trainyard.spec.fields import is_reserved_key
 from trainyard.spec.loading import MAX_BYTES, load
 from trainyard.spec.model import (
     API_VERSION,
@@ -59,5 +60,6 @@ __all__ = [
     "Toleration",
     "TrainingJob",
     "Volume",
+    "is_reserved_key",
     "load",
 ]

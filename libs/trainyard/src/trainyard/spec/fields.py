@@ -124,6 +124,33 @@ def _check_label_key(key: str) -> str:
     return key
 
 
+_RESERVED_KEY = re.compile(r"(.*\.)?(kubernetes\.io|k8s\.io|trainyard\.dev)/.*")
+_ANNOTATIONS_MOST = 65_536  # characters together; Kubernetes takes 262,144 bytes of an object, with the yard's own
+
+
+def is_reserved_key(key: str) -> bool:
+    """Whether a label or annotation of this name means something to Kubernetes or the yard, on any object."""
+    return _RESERVED_KEY.fullmatch(key) is not None
+
+
+def _check_annotation_key(key: str) -> str:
+    _check_label_key(key)
+    if is_reserved_key(key):
+        refuse(
+            "annotations of Kubernetes and the yard (kubernetes.io/, k8s.io/, trainyard.dev/, their subdomains) are "
+            "not a job's to set: whoever runs the yard sets them for all pods in its pod template",
+            allowed="name or domain/name with another domain, such as example.com/team",
+        )
+    return key
+
+
+def _check_annotations(annotations: Mapping[str, str]) -> Mapping[str, str]:
+    length = sum(len(key) + len(value) for key, value in annotations.items())
+    if length > _ANNOTATIONS_MOST:
+        refuse(f"annotations have {length:,} characters together", allowed=f"at most {_ANNOTATIONS_MOST:,}")
+    return annotations
+
+
 TaintKey = Annotated[str, AfterValidator(_check_label_key), WithJsonSchema({"type": "string", "maxLength": 317})]
 
 
@@ -144,6 +171,12 @@ _Key = Annotated[str, WithJsonSchema({"type": "string"})]
 _frozen = (AfterValidator(MappingProxyType), PlainSerializer(dict))
 Labels = Annotated[
     Mapping[Annotated[_Key, AfterValidator(_check_label_key)], LabelValue], Field(max_length=64), *_frozen
+]
+Annotations = Annotated[
+    Mapping[Annotated[_Key, AfterValidator(_check_annotation_key)], str],
+    Field(max_length=64),
+    AfterValidator(_check_annotations),
+    *_frozen,
 ]
 Env = Annotated[Mapping[Annotated[_Key, AfterValidator(check_variable)], str], Field(max_length=1000), *_frozen]
 

@@ -21,6 +21,7 @@ from trainyard.spec.cluster import Kubernetes
 from trainyard.spec.commands import as_list
 from trainyard.spec.fields import (
     CREDENTIAL_REMEDY,
+    Annotations,
     ArtifactName,
     ArtifactReference,
     Env,
@@ -91,6 +92,14 @@ class Metadata(Part):
         description="Free labels, to find jobs by. On a cluster pods carry them as well, except those of Kubernetes "
         "(`kubernetes.io/`, `k8s.io/`) and the yard (`trainyard.dev/`).",
         examples=[{"team": "vision"}],
+    )
+    annotations: Annotations = Field(
+        default_factory=dict,
+        exclude_if=lambda given: not given,  # so that versions that do not know them read documents without them
+        description="Annotations of the job's pods, for what runs on the cluster beside the yard: a service mesh, a "
+        "cost report. Those of Kubernetes (`kubernetes.io/`, `k8s.io/`) and the yard (`trainyard.dev/`) are refused. "
+        "Of a resource, those are not passed on, because Kubernetes itself writes some of them.",
+        examples=[{"sidecar.istio.io/inject": "false"}],
     )
 
 

@@ -168,7 +168,7 @@ def _conditions() -> Schema:
     }
     return {
         "type": "array",
-        "description": "For `kubectl wait --for=condition=Succeeded`, and so on.",
+        "description": "For `kubectl wait --for=condition=Finished`, and so on.",
         "items": {"type": "object", "required": ["type", "status"], "properties": properties},
         "x-kubernetes-list-type": "map",
         "x-kubernetes-list-map-keys": ["type"],

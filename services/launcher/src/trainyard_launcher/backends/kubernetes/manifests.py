@@ -58,9 +58,10 @@ def job(
     if launch.spec is not None:
         reserved.check(launch.spec, settings)
         allowed.check(launch.spec, settings)
-    labels = names.users_labels(launch.labels) | names.labels(facts, settings.pool, settings.identity)
+    labels = names.users_own(launch.labels) | names.labels(facts, settings.pool, settings.identity)
+    annotations = names.users_own(launch.annotations)
     pod = {
-        "metadata": {"labels": labels, "annotations": {}},
+        "metadata": {"labels": labels, "annotations": annotations},
         "spec": _pod_spec(launch, endpoint, settings, agent_mounted=agent_mounted),
     }
     return {
@@ -69,7 +70,7 @@ def job(
         "metadata": {
             "name": names.object_name(facts),
             "labels": labels,
-            "annotations": {names.FACTS: names.facts_to(facts)},
+            "annotations": annotations | {names.FACTS: names.facts_to(facts)},
         },
         "spec": {
             "completionMode": "Indexed",

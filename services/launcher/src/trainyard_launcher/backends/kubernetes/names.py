@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from servicekit.ownership import LAUNCHER, identity_label
+from trainyard.spec import is_reserved_key
 
 from trainyard_launcher.backend import Facts
 
@@ -19,9 +20,10 @@ OURS = "trainyard"
 JOB, JOB_ID, ATTEMPT_ID = f"{PREFIX}/job", f"{PREFIX}/job-id", f"{PREFIX}/attempt-id"
 FENCE, WORKSPACE, POOL = f"{PREFIX}/fence", f"{PREFIX}/workspace", f"{PREFIX}/pool"
 FACTS = f"{PREFIX}/facts"
+KEPT = f"{PREFIX}/kept"  # annotation of a Job that is over for the yard, and is kept for people
 INDEX = "batch.kubernetes.io/job-completion-index"
 
-_RESERVED_LABEL = re.compile(r"(.*\.)?(kubernetes\.io|k8s\.io|trainyard\.dev)/.*|job-name|controller-uid")
+_RESERVED = frozenset({"job-name", "controller-uid"})  # by which Kubernetes selected pods of Jobs
 _NAME_MOST = 40  # a pod's host name, `<name>-<12 of the attempt>-<index>`, has at most 63 characters
 _LABEL_MOST = 63
 _FACTS = TypeAdapter(Facts)
@@ -53,13 +55,13 @@ def labels(facts: Facts, pool: str, identity: str) -> dict[str, str]:
     }
 
 
-def users_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Those of a job's own labels that its objects carry as well.
+def users_own(written: Mapping[str, str]) -> dict[str, str]:
+    """Those of a job's own labels or annotations that its objects carry as well.
 
     Others would make a pod something that it is not: Kubernetes and the yard select by them. Beside the yard, a pod
     labelled like the gateway would receive its connections.
     """
-    return {key: value for key, value in labels.items() if not _RESERVED_LABEL.fullmatch(key)}
+    return {key: value for key, value in written.items() if not is_reserved_key(key) and key not in _RESERVED}
 
 
 def selector(pool: str) -> str:
