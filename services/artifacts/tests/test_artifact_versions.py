@@ -63,6 +63,19 @@ async def test_a_repeated_commit_gives_the_same_version(yard, tree):
     assert reason_of(error) == "IdempotencyKeyReused"
 
 
+async def test_versions_that_were_deleted_are_listed_apart(yard, tree):
+    user, root = yard.user(), tree({"a": b"1"})
+    made = [await upload(user, root, workspace="default", name="m", kind="data") for _ in range(3)]
+    deleted = []
+    for version in made[:2]:
+        await user.DeleteVersion(pb.DeleteVersionRequest(reference=version.id))
+        answer = await user.ListVersions(pb.ListVersionsRequest(name="m", deleted_since_ns=1))
+        deleted.append(max(each.deleted_ns for each in answer.versions))
+    assert await numbers(user, name="m") == [3]
+    assert await numbers(user, name="m", deleted_since_ns=deleted[0]) == [2, 1]
+    assert await numbers(user, name="m", deleted_since_ns=deleted[1]) == [2]
+
+
 async def test_a_repeated_commit_does_not_bring_back_what_was_deleted(yard, tree):
     root = tree({"a": b"1"})
     fields = {"workspace": "default", "name": "m", "kind": "data", "idempotency_key": "key"}

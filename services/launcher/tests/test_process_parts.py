@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from launcher_yard import running_yard
+from trainyard import copies
 from trainyard.home import boot_id, process_start_time
 from trainyard.proc import Process, process_of
 from trainyard.spec import Metadata, Secret, SecretKeyReference, SecretSource, Spec, TrainingJob
@@ -232,6 +233,29 @@ async def test_a_process_that_got_a_dead_agent_s_pid_is_left_alone(tmp_path: Pat
         finally:
             await backend.close()
         assert process_start_time(started.pid) == started.start_time
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_copies_of_what_the_store_has_go_when_the_attempt_is_over(tmp_path: Path, killed: bool) -> None:
+    """Also when the launcher was killed after it had marked the attempt as over."""
+    folder = AttemptFolder(tmp_path / "attempts" / FACTS.attempt_id)
+    folder.write(AttemptRecord(FACTS, (NodeRecord(), NodeRecord()), 4242, 17))
+    for node in (folder.node(0).path, folder.node(1).path):
+        (node / "work").mkdir(parents=True)
+        for name in ("step-1.pt", "notes.txt"):
+            (node / "work" / name).write_text(name)
+        copies.record_checkpoint(node, node / "work/step-1.pt", copies.signature(node / "work/step-1.pt"))
+    if killed:
+        folder.mark_over()
+    backend = ProcessBackend(tmp_path)
+    try:
+        await (backend.open(Heard()) if killed else backend.settle(FACTS.attempt_id))
+        async with asyncio.timeout(PATIENCE_S):
+            while folder.has_copies():  # the removal runs in the background, and nothing waits for it
+                await asyncio.sleep(0.01)
+    finally:
+        await backend.close()
+    assert [path.name for path in folder.path.glob("node-*/work/*")] == ["notes.txt", "notes.txt"]
 
 
 UNIFIED = "cgroup2 {root} cgroup2 rw 0 0\n"

@@ -17,7 +17,9 @@ _MAX_PAGE_BYTES = 4 * 1024 * 1024
 
 def versions(session: Session, workspace: str, request: pb.ListVersionsRequest) -> pb.ListVersionsResponse:
     """One page; its token is the id of its last version."""
-    query = select(VersionRow).where(VersionRow.workspace == workspace, col(VersionRow.deleted_ns).is_(None))
+    deleted = col(VersionRow.deleted_ns)
+    which = deleted >= request.deleted_since_ns if request.deleted_since_ns else deleted.is_(None)
+    query = select(VersionRow).where(VersionRow.workspace == workspace, which)
     if request.name:
         query = query.where(VersionRow.name == request.name)
     if request.kind:

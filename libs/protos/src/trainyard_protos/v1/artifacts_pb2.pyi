@@ -739,6 +739,7 @@ class ListVersionsRequest(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    DELETED_SINCE_NS_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     name: _builtins.str
     """"" for all names"""
@@ -747,6 +748,8 @@ class ListVersionsRequest(_message.Message):
     """only versions this job produced"""
     page_size: _builtins.int
     page_token: _builtins.str
+    deleted_since_ns: _builtins.int
+    """instead of those that are there: those that were deleted at this time or later"""
     def __init__(
         self,
         *,
@@ -756,10 +759,11 @@ class ListVersionsRequest(_message.Message):
         job_id: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        deleted_since_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "kind", b"kind", "name", b"name", "page_size", b"page_size", "page_token", b"page_token", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_since_ns", b"deleted_since_ns", "job_id", b"job_id", "kind", b"kind", "name", b"name", "page_size", b"page_size", "page_token", b"page_token", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,6 +7,7 @@ damaged later, which the checksums show. What is given up is renamed before it i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -79,7 +80,8 @@ def _take_name(at: Path, final: Path) -> None:
     before = final.with_name(f".before-{final.name}")
     if final.exists():
         shutil.rmtree(before, ignore_errors=True)
-        final.rename(before)
+        with contextlib.suppress(FileNotFoundError):  # a yard removed it just now: its store has dropped it
+            final.rename(before)
     at.rename(final)
     sync_folder(final.parent)
     shutil.rmtree(before, ignore_errors=True)
@@ -156,7 +158,8 @@ def discard(path: Path) -> None:
     """Takes a checkpoint away: first its name, then its bytes."""
     trash = path.with_name(f".trash-{path.name}")
     shutil.rmtree(trash, ignore_errors=True)
-    path.rename(trash)
+    with contextlib.suppress(FileNotFoundError):  # a yard removed it just now: its store has dropped it
+        path.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
 
 

@@ -18,7 +18,8 @@ from inotify_simple import Event, flags
 
 from trainyard.agent.changes import Changes
 from trainyard.agent.confinement import OutsideJob, refuse_link_to_file, resolve_inside
-from trainyard.agent.formats import Signature, is_whole, signature
+from trainyard.agent.formats import is_whole
+from trainyard.copies import Signature, signature
 
 _GROUP = "{step}"
 _WATCHED = flags.CREATE | flags.MODIFY | flags.CLOSE_WRITE | flags.MOVED_TO
@@ -176,6 +177,10 @@ class Candidates:
     def _signature(self, path: Path) -> Signature:
         check_checkpoint(self._root, path)
         return signature(path)
+
+    def forget(self, name: str) -> None:
+        """An entry was removed, for its checkpoint was dropped; one that gets its name is new."""
+        self._known.pop(name, None)
 
     def finish(self) -> list[str]:
         """Looks a last time, now that nobody writes any more; returns what is no whole checkpoint, by name."""

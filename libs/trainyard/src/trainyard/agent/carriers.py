@@ -98,6 +98,7 @@ class Carriers:
             self.checkpoints = CheckpointSync(
                 self._plan,
                 self._plan.checkpoints,
+                self._folder,
                 prepared.root,
                 self.store,
                 self.tracked,
@@ -108,6 +109,8 @@ class Carriers:
                 note=self.note,
                 heard=self._pulse.beat,
             )
+            if (restored := self.restored).version_id:
+                self.checkpoints.copies.add(Path(restored.path), restored.signature, restored.step, restored.version_id)
             self._syncing = self.parts.run(CHECKPOINTS, self.checkpoints.run)
 
     def note(self, reason: str, text: str) -> None:

@@ -16,6 +16,7 @@ from trainyard.agent.candidates import Candidate, Candidates, check_checkpoint
 from trainyard.agent.changes import Changes
 from trainyard.agent.confinement import OutsideJob
 from trainyard.agent.formats import changed_ns, is_sharded
+from trainyard.agent.local_copies import LocalCopies
 from trainyard.agent.plan import Checkpoints, Plan
 from trainyard.agent.store import Refused, Store
 from trainyard.agent.tracked import Cut, Tracked
@@ -55,6 +56,7 @@ class CheckpointSync:
         self,
         plan: Plan,
         wanted: Checkpoints,
+        folder: Path,
         root: Path,
         store: Store,
         tracked: Tracked,
@@ -68,6 +70,7 @@ class CheckpointSync:
     ) -> None:
         """
         Args:
+            folder: the node's, which has the record of copies.
             root: the job's folder, which checkpoints never come from outside of.
             rows_stored: returns once metrics has all rows in front of a cut, or takes no more.
             earlier_cut: the cut of the checkpoint this attempt resumed from: where earlier attempts' writers end.
@@ -89,6 +92,7 @@ class CheckpointSync:
         self._finishing = False
         self.appeared = 0
         self.failures: list[str] = []
+        self.copies = LocalCopies(plan, folder, store, self._uploading, self._removed)
         self.candidates = Candidates(
             self._folder, wanted.pattern, wanted.settle_s, self._found, self._failed, changes, root=root
         )
@@ -101,7 +105,10 @@ class CheckpointSync:
         self.appeared += 1
         self._heard()
         if self._plan.node > 0 and not is_sharded(candidate.path):
-            return  # whole, so node 0 has the same, and stores it
+            # Whole, so node 0 has the same, and stores it.
+            self.copies.add(candidate.path, candidate.signature, candidate.step)
+            self._wake.set()
+            return
         try:
             # The cut is taken now: what the script logs while the upload waits is not part of this checkpoint.
             self._pending.append(self._waiting(candidate))
@@ -144,14 +151,38 @@ class CheckpointSync:
 
     async def run(self) -> None:
         """Uploads until `finish` was called and nothing is pending."""
+        look = asyncio.Event()
+        removing = asyncio.create_task(self._remove_dropped(look))
+        try:
+            while True:
+                self._wake.clear()
+                while self._pending:
+                    await self._upload(self._pending[0])
+                    self._pending.popleft()
+                if self._finishing:
+                    return  # no copy is worth a longer end: those that are left go when the attempt is over
+                look.set()
+                await self._wake.wait()
+        finally:
+            removing.cancel()
+
+    def _uploading(self) -> set[Path]:
+        return {waiting.candidate.path for waiting in self._pending}
+
+    def _removed(self, name: str) -> None:
+        self.candidates.forget(name)
+
+    async def _remove_dropped(self, look: asyncio.Event) -> None:
+        """Removes copies of dropped checkpoints whenever something was stored. No upload waits for that."""
         while True:
-            self._wake.clear()
-            while self._pending:
-                await self._upload(self._pending[0])
-                self._pending.popleft()
-            if self._finishing:
-                return
-            await self._wake.wait()
+            await look.wait()
+            look.clear()
+            try:
+                await self.copies.remove_dropped()
+            except Exception as error:
+                if not isinstance(error, Refused):
+                    traceback.print_exception(error)  # a defect: to the agent's log
+                print(f"copies of dropped checkpoints stay: {error}", flush=True)  # noqa: T201 (the agent's log)
 
     def finish(self) -> None:
         """Looks for last checkpoints; `run` ends when they are stored."""
@@ -171,7 +202,9 @@ class CheckpointSync:
         name = waiting.candidate.path.name
         courtesy.yield_to_workers()
         try:
-            await self._store.call(lambda stub: self._send(stub, waiting))
+            version = await self._store.call(lambda stub: self._send(stub, waiting))
+            of = waiting.candidate
+            self.copies.add(of.path, of.signature, of.step, version.id if version is not None else "")
         except FileNotFoundError:
             self._note("CheckpointGone", f"'{name}' was deleted before it was stored")
         except Exception as error:

@@ -9,25 +9,12 @@ import re
 import struct
 from pathlib import Path
 
+from trainyard.copies import Signature, files_of
+
 _ZIP_START = b"PK\x03\x04"
 _ZIP_END = struct.Struct("<4s4H2IH")
 _LONGEST_COMMENT = 65_535
 _MAX_SAFETENSORS_HEADER = 100_000_000
-
-Signature = tuple[tuple[str, int, int], ...]
-
-
-def signature(entry: Path) -> Signature:
-    """Names, sizes and times of what an entry consists of: the same twice means that nothing wrote to it meanwhile.
-
-    Raises:
-        FileNotFoundError: it is gone, or something in it.
-    """
-    found = []
-    for path in _files(entry):
-        status = path.stat()
-        found.append((path.relative_to(entry.parent).as_posix(), status.st_size, status.st_mtime_ns))
-    return tuple(found)
 
 
 def changed_ns(of: Signature) -> int:
@@ -41,7 +28,7 @@ def is_whole(entry: Path) -> bool:
     Raises:
         OSError: it is gone, or cannot be read.
     """
-    files = _files(entry)
+    files = files_of(entry)
     names = {path.name for path in files}
     if any(name.endswith(".distcp") for name in names) and ".metadata" not in names:
         return False  # torch.distributed.checkpoint writes .metadata last
@@ -52,7 +39,7 @@ def is_sharded(entry: Path) -> bool:
     """Whether every node writes a part of it (torch.distributed.checkpoint, DeepSpeed, trainkit), or one all of it."""
     if not entry.is_dir():
         return False
-    names = {path.name for path in _files(entry)}
+    names = {path.name for path in files_of(entry)}
     return any(name.endswith(".distcp") or "zero_pp_rank_" in name for name in names) or _lacks_ranks(entry, names)
 
 
@@ -67,12 +54,6 @@ def _lacks_ranks(entry: Path, names: set[str]) -> bool:
         return True
     except (ValueError, KeyError, TypeError):
         return False  # another's files
-
-
-def _files(entry: Path) -> list[Path]:
-    if not entry.is_dir():
-        return [entry]
-    return sorted(path for path in entry.rglob("*") if path.is_file())
 
 
 def _file_is_whole(path: Path) -> bool:

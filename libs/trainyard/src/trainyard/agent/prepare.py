@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainyard import copies
 from trainyard.agent.checkpoints import Note
 from trainyard.agent.confinement import OutsideJob, resolve_inside
 from trainyard.agent.failure import NodeFailed
@@ -67,9 +68,18 @@ async def prepare(plan: Plan, folder: Path, store: Store, reaper: Reaper, note: 
             raise NodeFailed("CodeUnavailable", f"checkpoints.path: {error}") from error
     checkpoints = checkpoint_folder(plan, root)
     prepared.ready_ns = _now_on_disk(root)
+    _record_inputs(plan, folder, prepared)
     if checkpoints is not None:
         prepared.restored = await _restore(plan, checkpoints, store, note)
     return prepared
+
+
+def _record_inputs(plan: Plan, folder: Path, prepared: Prepared) -> None:
+    try:
+        for each in plan.inputs:
+            copies.record_input(folder, prepared.root / each.path, prepared.ready_ns)
+    except OSError as error:
+        print(f"inputs are not recorded as copies: {error}", flush=True)  # noqa: T201 (the agent's log)
 
 
 def _now_on_disk(folder: Path) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 from trainyard.agent.confinement import OutsideJob, refuse_link_to_file, resolve_inside
 from trainyard.agent.failure import NodeFailed
 from trainyard.agent.plan import Input, Output
 from trainyard.agent.store import Refused, Store
+from trainyard.copies import changed_since
 
 
 async def fetch_inputs(inputs: list[Input], root: Path, store: Store) -> list[str]:
@@ -65,7 +65,7 @@ async def _store(
             raise NodeFailed(
                 "OutputsNotStored", f"output '{output.path}' does not exist: the workers ended without writing it"
             )
-        if since_ns and not await asyncio.to_thread(_changed_since, path, since_ns):
+        if since_ns and not await asyncio.to_thread(changed_since, path, since_ns):
             raise NodeFailed(
                 "OutputsNotStored",
                 f"output '{output.path}' holds only the code or inputs that were there before the workers started: "
@@ -88,14 +88,3 @@ async def _store(
         )
     except (Refused, ArtifactError, OutsideJob, OSError) as error:
         raise NodeFailed("OutputsNotStored", f"output '{output.path}': {error}") from error
-
-
-def _changed_since(path: Path, time_ns: int) -> bool:
-    """Returns whether anything at or below `path` changed after a time. The kernel sets `st_ctime`; programs cannot."""
-    if path.lstat().st_ctime_ns > time_ns:
-        return True
-    return any(
-        os.lstat(os.path.join(folder, name)).st_ctime_ns > time_ns  # noqa: PTH118 (no Path for each of many files)
-        for folder, folders, files in os.walk(path)
-        for name in (*folders, *files)
-    )

@@ -130,7 +130,12 @@ class ProcessBackend:
             self._look(attempt_id, index)
         for attempt_id, index in await self._in_thread(self._undelivered):
             self._delivery.add(attempt_id, index)
+        for attempt_id in await self._in_thread(self._with_copies):
+            self._background.run(self._remove_copies(attempt_id), f"removal of copies of {attempt_id}")
         return found
+
+    def _with_copies(self) -> list[str]:
+        return [folder.path.name for folder in attempts_in(self._attempts) if folder.over and folder.has_copies()]
 
     def _undelivered(self) -> list[tuple[str, int]]:
         """Nodes of attempts that are over; the others are looked at when they end."""
@@ -456,6 +461,15 @@ class ProcessBackend:
             undelivered = await self._in_thread(self._folder(attempt_id).undelivered)
         for index in undelivered:
             self._delivery.add(attempt_id, index)
+        self._background.run(self._remove_copies(attempt_id), f"removal of copies of {attempt_id}")
+
+    async def _remove_copies(self, attempt_id: str) -> None:
+        """Removes copies of what the artifact store has; what cannot be removed now, the next launcher tries again."""
+        async with self._afterwards:
+            try:
+                await self._in_thread(self._folder(attempt_id).remove_copies)
+            except OSError as error:
+                logger.error("copies not removed", extra={"attempt": attempt_id, "why": str(error)})
 
     async def held(self) -> Sequence[Facts]:
         """Those whose folders are marked as over."""

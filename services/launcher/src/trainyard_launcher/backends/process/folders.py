@@ -14,7 +14,7 @@ from pathlib import Path
 from google.protobuf import json_format
 from google.protobuf.message import DecodeError
 from servicekit.disk import sync_folder
-from trainyard import files
+from trainyard import copies, files
 from trainyard.home import boot_id, is_alive
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
@@ -197,6 +197,19 @@ class AttemptFolder:
     def mark_delivered(self, index: int) -> None:
         """Metrics has the records of a node, or will never take them. Losing this costs one more delivery."""
         (self.path / f"{_UNDELIVERED}{index}").unlink(missing_ok=True)
+
+    def has_copies(self) -> bool:
+        """Whether nodes may have copies of what the artifact store has."""
+        return any(map(copies.has_copies, self.path.glob("node-*")))
+
+    def remove_copies(self) -> None:
+        """Removes them, once the attempt is over. May be repeated.
+
+        Raises:
+            OSError: one cannot be removed.
+        """
+        for folder in self.path.glob("node-*"):
+            copies.remove_all(folder)
 
     def undelivered_writers(self) -> list[str]:
         """The writers whose records metrics may lack."""

@@ -1,0 +1,176 @@
+"""Copies in a node's folder of what the artifact store has, and their removal.
+
+An agent records each copy once the store has acknowledged it: a stored or restored checkpoint by the names, sizes and
+times of its files, an input by the time at which it was complete. A copy that was changed since is not one, and stays.
+When the attempt is over, its launcher removes the copies that are left; the record goes last, so that a removal that
+was cut short is found and repeated. Imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import uuid
+from pathlib import Path
+
+RECORD_FILE = "copies.jsonl"
+_REMOVING = "removing"  # copies that lost their name and are being removed
+
+Signature = tuple[tuple[str, int, int], ...]
+
+
+def files_of(entry: Path) -> list[Path]:
+    """Returns the files that an entry consists of: itself, or all below it."""
+    if not entry.is_dir():
+        return [entry]
+    return sorted(path for path in entry.rglob("*") if path.is_file())
+
+
+def signature(entry: Path) -> Signature:
+    """Returns names, sizes and times of an entry's files: the same twice means that nothing wrote to it meanwhile.
+
+    Raises:
+        FileNotFoundError: it is gone, or something in it.
+    """
+    found = []
+    for path in files_of(entry):
+        status = path.stat()
+        found.append((path.relative_to(entry.parent).as_posix(), status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def changed_since(path: Path, time_ns: int) -> bool:
+    """Returns whether anything at or below `path` changed after a time. The kernel sets `st_ctime`; programs cannot."""
+    if path.lstat().st_ctime_ns > time_ns:
+        return True
+    return any(
+        os.lstat(os.path.join(folder, name)).st_ctime_ns > time_ns  # noqa: PTH118 (no Path for each of many files)
+        for folder, folders, files in os.walk(path)
+        for name in (*folders, *files)
+    )
+
+
+def record_checkpoint(folder: Path, entry: Path, of: Signature) -> None:
+    """Records that the store has the checkpoint `entry` below a node's folder, as `of` describes it.
+
+    Raises:
+        OSError: the record cannot be written; the copy then stays until its job is removed.
+    """
+    _record(folder, entry, {"files": of})
+
+
+def record_input(folder: Path, path: Path, complete_ns: int) -> None:
+    """Records that an input lies at `path` below a node's folder, complete since `complete_ns` (`st_ctime_ns`).
+
+    Raises:
+        OSError: the record cannot be written; the copy then stays until its job is removed.
+    """
+    _record(folder, path, {"complete_ns": complete_ns})
+
+
+def _record(folder: Path, entry: Path, fields: dict[str, object]) -> None:
+    top, real = os.path.realpath(folder), os.path.realpath(entry)
+    if os.path.commonpath([top, real]) != top:
+        return  # in a container, the job's folder is elsewhere, and goes with the pod
+    line = json.dumps({"path": os.path.relpath(real, top), **fields})
+    with (folder / RECORD_FILE).open("a") as file:
+        file.write(f"{line}\n")
+
+
+def remove_checkpoint(folder: Path, entry: Path, of: Signature) -> bool:
+    """Removes a copy of a checkpoint whose files are those of `of` and which no process has open.
+
+    Returns:
+        Whether nothing is left to remove: False while a process reads it.
+    """
+    try:
+        if signature(entry) != of:
+            return True  # other content, and no copy
+        if any(map(_is_open, files_of(entry))):
+            return False
+    except FileNotFoundError:
+        return True
+    _remove(folder, entry, of)
+    return True
+
+
+def has_copies(folder: Path) -> bool:
+    """Whether copies below a node's folder may be left."""
+    return (folder / RECORD_FILE).exists()
+
+
+def remove_all(folder: Path) -> None:
+    """Removes every recorded copy below a node's folder in which nothing runs any more. May be repeated.
+
+    Raises:
+        OSError: something cannot be removed; the record stays.
+    """
+    try:
+        lines = (folder / RECORD_FILE).read_text().splitlines()
+    except FileNotFoundError:
+        return
+    top = os.path.realpath(folder)
+    for line in lines:
+        try:
+            fields = json.loads(line)
+            entry = folder / fields["path"]
+        except (ValueError, KeyError, TypeError):
+            continue  # the agent was killed while it wrote this line
+        if os.path.commonpath([top, os.path.realpath(entry)]) != top or os.path.realpath(entry) == top:
+            continue  # a link of the job leads elsewhere
+        with contextlib.suppress(FileNotFoundError):
+            if _is_unchanged(entry, fields):
+                _remove(folder, entry)
+    shutil.rmtree(folder / _REMOVING, ignore_errors=True)
+    (folder / RECORD_FILE).unlink()
+
+
+def _is_unchanged(entry: Path, fields: dict[str, object]) -> bool:
+    if isinstance(since_ns := fields.get("complete_ns"), int):
+        return not changed_since(entry, since_ns)
+    files = fields.get("files")
+    return isinstance(files, list) and signature(entry) == tuple(tuple(file) for file in files)
+
+
+def _remove(folder: Path, entry: Path, of: Signature | None = None) -> None:
+    """Takes the entry's name away at once, so that no reader finds a part of it, and then its bytes.
+
+    Args:
+        of: an entry that turns out to be another, because it was replaced just now, gets its name back.
+    """
+    trash = folder / _REMOVING / uuid.uuid4().hex
+    trash.mkdir(parents=True)
+    gone = trash / entry.name
+    try:
+        entry.rename(gone)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        gone = entry  # a volume is mounted in the job's folder
+    else:
+        if of is not None and signature(gone) != of:
+            gone.rename(entry)
+    if gone.is_dir() and not gone.is_symlink():
+        shutil.rmtree(gone)
+    else:
+        gone.unlink(missing_ok=True)
+    trash.rmdir()
+
+
+def _is_open(path: Path) -> bool:
+    """Whether another process has the file open or mapped: only otherwise the kernel grants a write lease."""
+    with path.open("rb") as file:
+        try:
+            fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # a file system without leases; what is open there is read to its end all the same
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
