@@ -28,7 +28,7 @@ from tests.jobs import document, python
 
 CHART = REPOSITORY / "charts" / "trainyard"
 Values = Mapping[str, Any]
-_OUTSIDE = "clusterroles,clusterrolebindings"
+_OUTSIDE = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings"
 
 
 class HelmFailed(Exception):

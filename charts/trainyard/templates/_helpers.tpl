@@ -223,3 +223,12 @@ imagePullSecrets: {{ toYaml . | nindent 2 }}
     except: {{ toJson . }}
     {{- end }}
 {{- end -}}
+
+{{- /* An expression for the names of a list in which "*" stands for any characters, as text in CEL. */ -}}
+{{- define "trainyard.allowedPattern" -}}
+{{- $patterns := list -}}
+{{- range . -}}
+{{- $patterns = append $patterns (. | replace "." "\\." | replace "*" ".*") -}}
+{{- end -}}
+r'^({{ join "|" $patterns }})$'
+{{- end -}}
