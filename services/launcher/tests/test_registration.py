@@ -47,7 +47,9 @@ async def test_machines_that_change_are_announced_at_once(tmp_path: Path, monkey
         for expected in ([], NODES):  # the second is told in the hour that the answer to the first one gave
             machines[:] = expected
             event.set()
-            await yard.scheduler.until(lambda expected=expected: list(yard.scheduler.pools[-1].machines) == expected)
+            await yard.scheduler.until(
+                lambda expected=expected: [list(each.machines) for each in yard.scheduler.pools[-1:]] == [expected]
+            )
 
 
 async def test_a_launcher_is_ready_while_its_pool_has_a_lease(tmp_path: Path) -> None:
