@@ -156,7 +156,9 @@ async def test_a_job_whose_machine_was_taken_away_goes_elsewhere_before_its_laun
     await yard.report(await yard.job(job.id), s.ATTEMPT_PHASE_ENDED, exit_of("Evicted", node=0))
     assert (await yard.job(job.id)).pending.reason == "Backoff"
     yard.move(clock, 30)
-    assert machines_of(await yard.admitted(job.id)) == ["one"]
+    assert machines_of(await yard.started(job.id)) == ["one"]
+    await yard.report(await yard.job(job.id), s.ATTEMPT_PHASE_ENDED, exit_of("NodeLost", node=0))
+    assert machines_of(await yard.admitted(job.id)) == ["two"]  # is not avoided any more, either
 
 
 # Pools that grow
@@ -212,6 +214,47 @@ async def test_a_kind_that_never_grows_gives_the_job_back_and_is_left_alone_for_
     assert (again.attempt, (await yard.admitted(younger.id)).attempt) == (2, 1)
     order = [each.object_id for each in await yard.events() if each.type == "Admitted"]
     assert order[-2:] == [job.id, younger.id]
+
+
+async def test_a_job_that_waits_for_a_machine_while_its_kind_is_left_alone_is_told_so(yard: Yard, clock: Clock) -> None:
+    await grows(yard)
+    first = await yard.admitted((await submitted(yard, "first")).id)
+    yard.move(clock, TIMEOUT_S)
+    await yard.until(first.id, "Requeued")
+    await grows(yard, "l1")  # it came late
+    assert machines_of(await yard.admitted(first.id)) == ["l1"]
+    waits = await submitted(yard, "second")
+    assert (waits.state, waits.pending.reason) == (s.JOB_STATE_QUEUED, "WaitingForCapacity")
+    assert "kind 'large' is tried again in 10 min" in waits.pending.message
+
+
+async def test_the_deadline_of_a_job_does_not_count_the_time_in_which_it_waits_for_machines(
+    yard: Yard, clock: Clock
+) -> None:
+    await grows(yard)
+    job = await yard.admitted((await submitted(yard, deadline="10m")).id)
+    assert (await yard.claim(job)).assignment.deadline_ns == 0
+    yard.move(clock, TIMEOUT_S)
+    await yard.until(job.id, "Requeued")
+    yard.move(clock, 600)
+    again = await yard.admitted(job.id)
+    await yard.claim(again)
+    yard.move(clock, 800)
+    await placed(yard, again, "l1")
+    yard.move(clock, 599)
+    assert (await yard.job(job.id)).state == s.JOB_STATE_STARTING
+    yard.move(clock, 1)
+    assert (await yard.until(job.id, "Stopping")).reason == "DeadlineExceeded"
+
+
+async def test_a_job_that_found_no_room_has_all_of_its_deadline_left(yard: Yard, clock: Clock) -> None:
+    await announce(yard, machine("one"))
+    job = await yard.admitted((await submitted(yard, deadline="10m")).id)
+    await yard.claim(job)
+    await yard.report(job, s.ATTEMPT_PHASE_ENDED, exit_of("Unschedulable", node=0))
+    yard.move(clock, 300)
+    assignment = (await yard.claim(await yard.admitted(job.id))).assignment
+    assert assignment.deadline_ns == clock.now_ns + 600_000_000_000
 
 
 async def test_a_kind_that_grows_to_half_a_gang_gives_the_whole_gang_back(yard: Yard, clock: Clock) -> None:

@@ -427,7 +427,7 @@ class Index:
         views = self._views()
         if self._wait(demand) is not Wait.ROOM:
             return no_room_anywhere(demand, views, self.clock.utc_ns())
-        return waiting(demand, views, jobs_ahead)
+        return waiting(demand, views, jobs_ahead, self.clock.utc_ns())
 
     def fits_empty(self, demand: Demand) -> tuple[str, ...]:
         """Where a job goes when the yard is empty; () when it does not fit then."""

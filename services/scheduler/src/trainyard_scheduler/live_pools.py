@@ -61,7 +61,8 @@ class LivePool:
         self.room = Room.whole(self.offer)
 
     def view(self) -> PoolView:
-        return PoolView(self.name, self.alive, self.offer, self.room, self.blocked_until_ns)
+        room = self.open_room() if self.blocked_until_ns else self.room
+        return PoolView(self.name, self.alive, self.offer, room, self.blocked_until_ns)
 
     def open_room(self) -> Room:
         """A copy of what is free, without machines of kinds that are blocked."""

@@ -41,7 +41,7 @@ class PoolView(NamedTuple):
     name: str
     alive: bool
     offer: Offer
-    room: Room
+    room: Room  # without machines of kinds that are blocked
     blocked_until_ns: Mapping[str, int] = {}  # kinds of which no machine came in time lately
 
 
@@ -220,7 +220,7 @@ def _all(offer: Offer) -> list[Machine]:
     return [*offer.machines.values(), *(Machine(k.total, NOTHING, k.labels, k.taints) for k in offer.kinds.values())]
 
 
-def waiting(demand: Demand, pools: Sequence[PoolView], jobs_ahead: int) -> Pending:
+def waiting(demand: Demand, pools: Sequence[PoolView], jobs_ahead: int, now_ns: int) -> Pending:
     """A job that fits an empty pool: behind others, at the head without room, or about to start."""
     if jobs_ahead:
         others = "1 job" if jobs_ahead == 1 else f"{jobs_ahead} jobs"
@@ -230,21 +230,25 @@ def waiting(demand: Demand, pools: Sequence[PoolView], jobs_ahead: int) -> Pendi
     if any(pool.alive and place(demand, pool.offer, pool.room) is not None for pool in pools):
         return Pending(PendingReason.NONE, "starts at once")
     alive = [pool for pool in pools if pool.alive]
-    room = "; ".join(text for pool in alive for text in _free(demand, pool))
+    room = "; ".join(text for pool in alive for text in _free(demand, pool, now_ns))
     needed = _needed(demand, alive[0].offer) if len(alive) == 1 else str(demand)
     return Pending(
         PendingReason.WAITING_FOR_CAPACITY, f"next in the queue, waits until running jobs end; needs {needed}, {room}"
     )
 
 
-def _free(demand: Demand, pool: PoolView) -> Iterator[str]:
+def _free(demand: Demand, pool: PoolView, now_ns: int) -> Iterator[str]:
     among = eligible(demand, pool.offer)
     for name in among.machines[:_MACHINES_SHOWN]:
         free = pool.room.free[name]
         full = ", but takes no more pods" if pool.offer.overhead.pods > free.pods else ""
         yield f"'{name}' has {free} free{full}"
     for kind in among.kinds:
-        yield f"all {pool.offer.kinds[kind].max} machines of kind '{kind}' are taken"
+        until_ns = pool.blocked_until_ns.get(kind)
+        if until_ns is not None:
+            yield f"kind '{kind}' is tried again in {_left(until_ns, now_ns)}, since none of its machines came in time"
+        else:
+            yield f"all {pool.offer.kinds[kind].max} machines of kind '{kind}' are taken"
 
 
 def _needed(demand: Demand, offer: Offer) -> str:

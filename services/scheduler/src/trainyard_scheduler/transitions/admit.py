@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from servicekit.ids import new_id
 from servicekit.messages import LAUNCH, start_queue
 
+from trainyard_scheduler.domain.admission import kind_of
 from trainyard_scheduler.domain.reasons import EventType
 from trainyard_scheduler.domain.states import AttemptState, JobState
 from trainyard_scheduler.index import Admission, Index
 from trainyard_scheduler.ledger import SCHEDULER, Transaction
 from trainyard_scheduler.live_pools import Holding
-from trainyard_scheduler.policy import read_policy
 from trainyard_scheduler.tables import Attempt, Job
 from trainyard_scheduler.timers import TimerKind
-from trainyard_scheduler.transitions.steps import NS_PER_S, move, named
+from trainyard_scheduler.transitions.steps import NS_PER_S, move, named, start_deadline
 
 
 def admit(tx: Transaction, admissions: Sequence[Admission], reclaim_after_s: float) -> list[Job]:
@@ -34,8 +34,8 @@ def _admit(tx: Transaction, job: Job, admission: Admission, reclaim_after_s: flo
     job.attempt, job.attempt_id = attempt.number, attempt.id
     job.reason = job.message = ""
     job.not_before_ns = 0
-    if not job.deadline_ns and (deadline_s := read_policy(job.policy).deadline_s):
-        job.deadline_ns = tx.now_ns + int(deadline_s * NS_PER_S)
+    if not any(map(kind_of, admission.machines)):  # else it starts when its machines are there
+        start_deadline(tx, job)
     _tell_index(tx, job, attempt, admission, int(reclaim_after_s * NS_PER_S))
     tx.add_attempt(attempt)
     tx.changed(job)
@@ -56,7 +56,7 @@ def _next_attempt(tx: Transaction, job: Job, admission: Admission) -> Attempt:
 
 
 def _tell_index(tx: Transaction, job: Job, attempt: Attempt, admission: Admission, reclaim_after_ns: int) -> None:
-    job_id, attempt_id, deadline_ns = job.id, attempt.id, job.deadline_ns
+    job_id, attempt_id = job.id, attempt.id
     holding = Holding(admission.pool, admission.machines, admission.node, attempt.created_ns)
     provision_ns = attempt.created_ns + int(admission.provision_timeout_s * NS_PER_S)
 
@@ -67,8 +67,6 @@ def _tell_index(tx: Transaction, job: Job, attempt: Attempt, admission: Admissio
         index.timers.after(TimerKind.RECLAIM, attempt_id, reclaim_after_ns)
         if holding.awaited:
             index.timers.at(TimerKind.PROVISION, attempt_id, provision_ns)
-        if deadline_ns:
-            index.timers.at(TimerKind.DEADLINE, job_id, deadline_ns)
 
     tx.after_commit(effect)
 

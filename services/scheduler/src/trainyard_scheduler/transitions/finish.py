@@ -13,7 +13,7 @@ from trainyard_scheduler.domain.states import JobState
 from trainyard_scheduler.ledger import Transaction
 from trainyard_scheduler.policy import read_policy
 from trainyard_scheduler.tables import Attempt, Job
-from trainyard_scheduler.transitions.steps import NS_PER_S, close_attempt, end_job, enqueue
+from trainyard_scheduler.transitions.steps import NS_PER_S, close_attempt, end_job, enqueue, reset_deadline
 
 AVOIDED_S: dict[str, float] = {
     # What the job lacks there the yard does not know, for instance that a volume is bound to another machine.
@@ -67,6 +67,8 @@ def _requeue(tx: Transaction, job: Job, attempt: Attempt, verdict: Verdict, acto
     if verdict.outcome is Outcome.RETRY:
         job.free_retries_used += verdict.free
         job.retries_used += not verdict.free
+    elif not job.started_ns:
+        reset_deadline(tx, job)
     job.reason, job.message = verdict.reason, verdict.message
     enqueue(tx, job, tx.now_ns + int(verdict.delay_s * NS_PER_S) if verdict.delay_s else 0)
     tx.event(job, EventType.REQUEUED, actor, verdict.reason, verdict.message)

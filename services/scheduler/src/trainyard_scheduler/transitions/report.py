@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
+from trainyard_scheduler.domain.admission import kind_of
 from trainyard_scheduler.domain.reasons import EventType
 from trainyard_scheduler.domain.states import AttemptState, JobState
 from trainyard_scheduler.ledger import Transaction
@@ -15,7 +16,7 @@ from trainyard_scheduler.tables import Attempt, Job
 from trainyard_scheduler.timers import TimerKind
 from trainyard_scheduler.transitions.claim import staleness
 from trainyard_scheduler.transitions.finish import finish
-from trainyard_scheduler.transitions.steps import NS_PER_S, move, named
+from trainyard_scheduler.transitions.steps import NS_PER_S, move, named, start_deadline
 
 STARTED = scheduler_pb2.ATTEMPT_PHASE_STARTED
 FINISHING = scheduler_pb2.ATTEMPT_PHASE_FINISHING
@@ -70,6 +71,8 @@ def _placed(
     attempt.machines = json.dumps(machines)
     attempt_id, moved = attempt.id, tuple(machines)
     tx.after_commit(lambda index: index.move(attempt_id, moved))
+    if not any(map(kind_of, machines)):
+        start_deadline(tx, job)
     tx.changed(job, attempt)
     tx.event(job, EventType.NOTE, actor, "Placed", f"on {named(machines)}")
 

@@ -54,6 +54,22 @@ def enqueue(tx: Transaction, job: Job, not_before_ns: int = 0) -> None:
     tx.after_commit(lambda index: index.enqueue(job_id, priority, demand, not_before_ns, queue=queue))
 
 
+def start_deadline(tx: Transaction, job: Job) -> None:
+    """Counts the job's deadline from now on, unless it is counted or there is none."""
+    deadline_s = read_policy(job.policy).deadline_s
+    if job.deadline_ns or not deadline_s:
+        return
+    job_id, due_ns = job.id, tx.now_ns + int(deadline_s * NS_PER_S)
+    job.deadline_ns = due_ns
+    tx.after_commit(lambda index: index.timers.at(TimerKind.DEADLINE, job_id, due_ns))
+
+
+def reset_deadline(tx: Transaction, job: Job) -> None:
+    """Counts the job's deadline no longer: nothing of it has run."""
+    job_id, job.deadline_ns = job.id, 0
+    tx.after_commit(lambda index: index.timers.cancel(TimerKind.DEADLINE, job_id))
+
+
 def close_attempt(tx: Transaction, job: Job, attempt: Attempt, ended_ns: int, reason: str) -> None:
     """The attempt is over; nothing of it counts any more."""
     attempt.state = AttemptState.ENDED
