@@ -175,6 +175,24 @@ async def test_a_lost_machine_that_the_cluster_calls_ready_is_announced_as_unusa
         assert [each.name for each in offer.unusable_machines] == ["node-1"]
 
 
+async def test_what_the_pod_of_an_empty_job_requests_is_announced(tmp_path: Path) -> None:
+    async with opened(tmp_path, GANG, []) as (_, backend, _listener):
+        overhead = backend.offer().overhead
+        assert (overhead.cpu, overhead.memory_bytes, overhead.gpu, overhead.pods) == (0.05, 96 << 20, 0, 1)
+
+
+@pytest.mark.parametrize("of", [GANG, replace(GANG, machines=("node-1", "node-1"))], ids=["gated", "bound"])
+async def test_the_job_that_is_made_says_where_its_pods_go(tmp_path: Path, of: Facts) -> None:
+    async with opened(tmp_path, replace(of, attempt_id="another"), []) as (server, backend, _):
+        for path in (JOBS, SERVICES):
+            server.say("POST", path, (201, job(of)))
+        await backend.start(launch(of))
+        spec = server.bodies["POST", JOBS]["spec"]["template"]["spec"]
+        expected: dict[str, Any] = {}
+        binding.bind_template(expected, of, KINDS)
+        assert expected.items() <= spec.items()
+
+
 async def test_a_gated_pod_is_told_its_machine_and_let_go(tmp_path: Path) -> None:
     gates = [{"name": "quota"}, {"name": binding.GATE}]
     held = [pending(job(GANG), node, schedulingGates=gates) for node in range(2)]

@@ -128,6 +128,8 @@ def test_a_launcher_that_announces_neither_labels_nor_overhead_is_as_before() ->
         ({"selector": (("gpu", "v100"),)}, None),
         ({"tolerations": (Toleration("team", "Equal", "ours"),), "selector": (("gpu", "v100"),)}, None),
         ({"tolerations": (Toleration("", "Exists"),), "selector": (("gpu", "v100"),)}, ["tainted"]),
+        ({"tolerations": (Toleration("user", "Exists"),), "selector": (("gpu", "v100"),)}, None),
+        ({"tolerations": (Toleration("team", "Exists", "", "NoExecute"),), "selector": (("gpu", "v100"),)}, None),
         ({"avoided": frozenset({"plain"})}, ["a100"]),
     ],
 )
