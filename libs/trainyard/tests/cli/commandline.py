@@ -8,6 +8,8 @@ import pty
 import sys
 from dataclasses import dataclass
 
+from scripts.testbed.patience import PATIENCE_S
+
 
 @dataclass
 class Ended:
@@ -36,7 +38,7 @@ async def start(*arguments: str, **environment: str) -> asyncio.subprocess.Proce
 
 
 async def finish(process: asyncio.subprocess.Process, stdin: str = "") -> Ended:
-    out, err = await asyncio.wait_for(process.communicate(stdin.encode()), 60)
+    out, err = await asyncio.wait_for(process.communicate(stdin.encode()), PATIENCE_S)
     assert process.returncode is not None
     return Ended(process.returncode, out.decode(), err.decode())
 

@@ -56,6 +56,15 @@ async def test_exit_codes_are_those_documented(yard: ScriptedYard, status: grpc.
     assert ended.err == "error: what is wrong\nnext: do this next\n"
 
 
+@pytest.mark.parametrize("arguments", [["status"], ["jobs", "--label", "a=b", "--name"]], ids=" ".join)
+async def test_an_argument_that_is_not_utf_8_is_refused_with_its_bytes_escaped(
+    yard: ScriptedYard, arguments: list[str]
+) -> None:
+    ended = await run(*arguments, "x\udcff")  # how Python reads the byte 0xff
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == "error: the text 'x\\xff' is not valid UTF-8\n"
+
+
 async def test_problems_of_a_document_are_listed_with_file_line_field_and_spelling(yard: ScriptedYard) -> None:
     problems = [
         common_pb2.Problem(

@@ -134,11 +134,20 @@ async def test_a_command_whose_script_is_not_there_is_refused_with_the_one_that_
 
 @pytest.mark.parametrize(
     "command",
-    [["python", "-c", "x.py"], ["python", "-m", "x"], ["python", "data/x.py"], ["/opt/x.py"], ["bash", "-ec", "x.sh"]],
+    [
+        ["python", "-c", "x.py"],
+        ["python", "-m", "x"],
+        ["python", "data/x.py"],
+        ["python", "package", "--x"],
+        ["/opt/x.py"],
+        ["bash", "-ec", "x.sh"],
+    ],
 )
 async def test_a_command_that_names_no_script_of_the_code_is_left_alone(
     yard: ScriptedYard, tmp_path: Path, command: list[str]
 ) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__main__.py").touch()
     file = tmp_path / "job.json"
     file.write_text(document(command=command, code={"path": "."}, inputs=[{"artifact": "set", "path": "data"}]))
     yard.refusals["Submit"] = [NOT_PACKED]

@@ -52,11 +52,14 @@ def guarded(work: Callable[[], int]) -> int:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         return reader_left()
-    except Exception:
+    except Exception as error:
         import traceback
 
         from trainyard.cli.terminal import complain
 
+        if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":  # an argument; contracts carry UTF-8
+            complain(f"error: the text '{error.object}' is not valid UTF-8")
+            return ExitCode.WRONG
         complain(traceback.format_exc().rstrip())
         complain("error: a defect in yard; please report it with the lines above")
         return ExitCode.DEFECT

@@ -14,6 +14,7 @@ _COLOURS = re.compile(_COLOUR)
 _CONTROL = re.compile(f"{_COLOUR}|{_OTHERS}")
 _DEFAULT_COLUMNS = 80
 """Width of a terminal that does not know its own."""
+_BYTES = re.compile("[\udc80-\udcff]")
 _RESETS = ("\x1b[0m", "\x1b[m")
 _STATE_STYLES = {
     "queued": "yellow",
@@ -97,5 +98,7 @@ def plain(text: str) -> str:
 
 
 def _harmless(text: str) -> str:
-    text = text.encode(errors="backslashreplace").decode()  # a file's name need not be UTF-8
+    # A file's name or an argument need not be UTF-8: Python has its other bytes as lone surrogates.
+    text = _BYTES.sub(lambda found: f"\\x{ord(found[0]) - 0xDC00:02x}", text)
+    text = text.encode(errors="backslashreplace").decode()
     return "\n".join(map(clean, text.split("\n")))

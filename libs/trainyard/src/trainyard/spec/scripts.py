@@ -73,6 +73,8 @@ def check_script(spec: Spec, files: Iterable[str] | None = None) -> Finding | No
     if any(_is_below(script, normpath(entry.path)) for entry in spec.inputs):
         return None
     known = sorted(files)
+    if f"{script}/__main__.py" in known and _PYTHON.fullmatch(basename(command[0])):
+        return None
     if script not in known:
         message = f"'{script}' is not among the files of the job's code"
         return ("spec", "command", place), message, _allowed(known), _meant(spec, place, script, known)
