@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -11,30 +12,45 @@ from typing import Any
 
 _PACKAGES = ("lib/python3*/site-packages", "lib/python3*/dist-packages", "local/lib/python3*/dist-packages")
 _INFO = ".dist-info"
+_PYTHON = re.compile(r"python[0-9.]*")
+_DEFAULTS = ("python", "python3")  # images of Debian have the second one alone
 
 
-def interpreter(folders: Iterable[str]) -> dict[str, Any]:
-    """Version and packages of the first `python` in these folders; {} when none has one.
+def interpreter(program: str, folders: Iterable[str], cwd: str) -> dict[str, Any]:
+    """Version and packages of the Python that runs a command; {} when there is none.
 
     Args:
+        program: the first word of the command. One that is no Python runs the first one in `folders`.
         folders: as PATH lists them, the first one first.
+        cwd: where relative paths start.
 
     Raises:
         OSError: its folders cannot be read.
     """
-    found = next((Path(folder) for folder in folders if folder and (Path(folder) / "python").exists()), None)
-    if found is None:
+    python = _find(program, folders, cwd)
+    if python is None:
         return {}
-    settings = _settings(found.parent)
-    packages = dict(_packages(found.parent))
+    prefix = python.parent.parent
+    settings = _settings(prefix)
+    packages = dict(_packages(prefix))
     if settings.get("include-system-site-packages") == "true":
         packages = dict(_packages(Path(settings["home"]).parent)) | packages
-    facts = {"python": _version(found, settings), "packages": dict(sorted(packages.items()))}
+    facts = {"python": _version(python, settings), "packages": dict(sorted(packages.items()))}
     return {name: fact for name, fact in facts.items() if fact}
 
 
-def _version(folder: Path, settings: Mapping[str, str]) -> str:
-    program = (folder / "python").resolve()
+def _find(program: str, folders: Iterable[str], cwd: str) -> Path | None:
+    name = Path(program).name
+    names = (name,) if _PYTHON.fullmatch(name) else _DEFAULTS
+    if "/" in program and names != _DEFAULTS:
+        candidates = iter([Path(cwd) / program])
+    else:
+        candidates = (Path(folder) / name for folder in folders if folder for name in names)
+    return next((each for each in candidates if each.exists()), None)
+
+
+def _version(python: Path, settings: Mapping[str, str]) -> str:
+    program = python.resolve()
     if program == Path(sys.executable).resolve():
         return platform.python_version()
     return settings.get("version_info") or settings.get("version") or program.name.removeprefix("python")

@@ -48,7 +48,8 @@ def _context(plan: Plan, prepared: Prepared | None) -> dict[str, Any]:
     python_bin = prepared.python_bin if prepared is not None else ""
     path = plan.env.get("PATH") or os.environ.get("PATH", os.defpath)
     with suppress(OSError):  # the run is recorded without it
-        where |= interpreter([python_bin or own_python(plan), *path.split(os.pathsep)])
+        folders = [python_bin or own_python(plan), *path.split(os.pathsep)]
+        where |= interpreter(plan.command[0], folders, str(prepared.root) if prepared is not None else "")
     return where | {"argv": list(plan.command)}
 
 
