@@ -31,6 +31,7 @@ class Slope(nn.Module):
 class Written(Tracker):
     def __init__(self) -> None:
         self.rows: list[tuple[int, dict[str, float]]] = []
+        self.far: list[tuple[int, int | None]] = []
         self.outcome = ""
 
     def open(self, context: RunContext) -> None:
@@ -38,6 +39,9 @@ class Written(Tracker):
 
     def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
         self.rows.append((step, {name: float(value) for name, value in values.items()}))
+
+    def progress(self, step: int, total_steps: int | None) -> None:
+        self.far.append((step, total_steps))
 
     def close(self, outcome: str) -> None:
         self.outcome = outcome

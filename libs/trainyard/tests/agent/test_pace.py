@@ -21,6 +21,13 @@ def test_an_even_pace_is_the_time_of_a_step_for_every_step_left():
     assert pace.seconds_left(100) == 2 * 51
 
 
+def test_what_is_done_before_the_first_step_is_no_part_of_the_pace():
+    pace = Pace()
+    for time_s, step in ((0, 40), (300, 40), (302, 41)):
+        pace.add(step, time_s * S)
+    assert pace.seconds_left(50) == 2 * 9
+
+
 def test_a_pace_that_changed_is_forgotten_after_the_window():
     pace = Pace()
     for step in range(1_000):

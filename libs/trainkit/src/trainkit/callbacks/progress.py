@@ -9,7 +9,6 @@ from typing import IO, TYPE_CHECKING, Any
 from torch import Tensor
 
 from trainkit.callbacks.base import Callback
-from trainkit.errors import InvalidSetup
 
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
@@ -33,7 +32,7 @@ class Progress(Callback):
             from tqdm import tqdm
 
             self._bar = tqdm(
-                total=_total_steps(fit),
+                total=fit.total_steps,
                 initial=fit.state.step,
                 desc=fit.trainer.name,
                 unit="st",
@@ -67,17 +66,3 @@ class Progress(Callback):
                 self._bar.write(f"stopped: {reason}", file=self._file or sys.stderr)
             self._bar.close()
             self._bar = None
-
-
-def _total_steps(fit: Fit) -> int | None:
-    """Steps of the whole run, where the data says how many an epoch has."""
-    if fit.max_duration.unit == "st":
-        return fit.max_duration.count
-    try:
-        totals = fit.totals()
-    except InvalidSetup:
-        return None
-    per_epoch = fit.feed.steps(0)
-    if fit.max_duration.unit == "ep" and per_epoch is not None:
-        return fit.max_duration.count * per_epoch
-    return totals.updates * fit.trainer.accumulate

@@ -42,7 +42,12 @@ class Plain:
         self._world = world_size
 
     def steps(self, epoch: int) -> int | None:
-        return len(cast(Any, self.iterable)) if hasattr(self.iterable, "__len__") else None
+        if not hasattr(self.iterable, "__len__"):
+            return None
+        try:
+            return len(cast(Any, self.iterable))
+        except TypeError:  # torch's DataLoader has a length only where its dataset has one
+            return None
 
     def samples(self, position: int) -> int:
         return self._rows * self._world

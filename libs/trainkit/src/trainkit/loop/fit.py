@@ -33,6 +33,7 @@ from trainkit.loop.batches import moved
 from trainkit.loop.cadences import Cadences
 from trainkit.loop.checking import check
 from trainkit.loop.desync import compare
+from trainkit.loop.length import total_steps
 from trainkit.loop.losses import Mean, loss_of
 from trainkit.loop.parts import Tail, named_sets, noted, run_context, totals, with_last
 from trainkit.loop.peers import note_loss
@@ -68,6 +69,7 @@ class Fit:
         window: how the losses of the present accumulation window are weighted.
         due: what is due every so often.
         stop_reason: why the run ended early, or None.
+        total_steps: the step at which the run will end, or None when its duration and its data do not say.
         left: what is open of the last step's end, when its evaluation was cut short.
     """
 
@@ -82,6 +84,7 @@ class Fit:
         self.output: Any = None
         self.stop_reason: str | None = None
         self.resumed_step: int | None = None
+        self.total_steps: int | None = None
         self.strategy = strategy(trainer.strategy)
         self.max_duration = duration(trainer.max_duration)
         self.window: Window
@@ -128,8 +131,10 @@ class Fit:
         self.call("on_fit_start")
         if trainer.checkpoints is not None:
             self._open_checkpoints(closing)
+        self.total_steps = self._count_steps()
         if self.strategy.is_main:
             self._trackers.open(trainer.trackers, run_context(trainer, self.resumed_step, self.strategy.world_size))
+            self._report_progress()
         closing.enter_context(self._signals)
         self.due = Cadences(
             trainer,
@@ -165,6 +170,9 @@ class Fit:
             leaving.evaluate(self, late=True)
         if self._keeper is not None:
             self._keeper.finish()
+        if self.max_duration.reached(self.state):
+            self.total_steps = self.state.step
+        self._report_progress()
         self.call("on_fit_end")
         self._trackers.close("stopped" if self.stop_reason else "finished")
 
@@ -181,6 +189,7 @@ class Fit:
     def log(self, values: Mapping[str, float | Tensor]) -> None:
         """Gives values to the trackers, at the present step. Only the first process's are taken."""
         self._trackers.log(values, self.state.step)
+        self._report_progress()
 
     def stop(self, reason: str) -> None:
         """Ends the run at the end of this step's window. All processes have to ask for it at the same step."""
@@ -221,6 +230,8 @@ class Fit:
         """The rest of the epoch's batches, on the device, each with whether it is the last one."""
         state, steps = self.state, self.feed.steps(self.state.epoch)
         self.window.start_epoch(steps)
+        self.total_steps = self._count_steps()
+        self._report_progress()
         batches = self.placed(self.feed.batches(state.epoch, state.position))
         if steps is None:
             return with_last(batches)
@@ -471,6 +482,14 @@ class Fit:
     def _make_schedule(self) -> None:
         make = self.trainer.schedule
         self.schedule = make(self.optimizer, self.totals()) if make is not None else None
+
+    def _count_steps(self) -> int | None:
+        return total_steps(
+            self.feed, self.max_duration, self.state, accumulate=self.trainer.accumulate, by_hand=self.manual
+        )
+
+    def _report_progress(self) -> None:
+        self._trackers.progress(self.state.step, self.total_steps)
 
     def totals(self) -> Totals:
         """How long the run will be. Raises `InvalidSetup` when neither data nor duration says."""

@@ -34,6 +34,7 @@ class Trackers:
         self._open: list[Tracker] = []
         self._lost: dict[int, _Lost] = {}  # by the tracker's place in `_open`
         self._unflushed: set[int] = set()
+        self._without_progress: set[int] = set()
 
     def open(self, trackers: Iterable[Tracker], context: RunContext) -> None:
         """Opens all of them.
@@ -52,6 +53,22 @@ class Trackers:
                 tracker.log(values, step)
             except Exception as error:
                 self._lose(at, step, error)
+
+    def progress(self, step: int, total_steps: int | None) -> None:
+        """Says how far the run is to each."""
+        for at, tracker in enumerate(self._open):
+            try:
+                tracker.progress(step, total_steps)
+            except Exception as error:
+                if at not in self._without_progress:
+                    self._without_progress.add(at)
+                    _log.warning(
+                        "%s did not take the progress of step %d. Training continues, and later progress is tried. This "
+                        "is said once. The error was:",
+                        _name(tracker),
+                        step,
+                        exc_info=error,
+                    )
 
     def flush(self) -> None:
         """Returns when all rows so far are safe, but for those of trackers that say that theirs are not."""
@@ -74,6 +91,7 @@ class Trackers:
             tracker = self._open.pop()
             lost = self._lost.pop(len(self._open), None)
             self._unflushed.discard(len(self._open))
+            self._without_progress.discard(len(self._open))
             try:
                 tracker.close(outcome)
             except Exception as error:

@@ -55,6 +55,15 @@ class Tracker(ABC):
         """Takes one row. Tensors are scalars and never change afterwards; reading them may wait for the device, so do
         it off the training thread where that matters."""
 
+    def progress(self, step: int, total_steps: int | None) -> None:  # noqa: B027 - most trackers show no progress
+        """Takes how far the run is, whenever that may have changed by much: before its first step, with every row, and
+        at the ends of epochs and of the run.
+
+        Args:
+            step: steps completed.
+            total_steps: the step at which the run will end; None when the duration and the data do not say.
+        """
+
     def flush(self) -> None:  # noqa: B027 - what needs no flushing has nothing to override
         """Returns when the rows so far survive a kill of this process; called before a checkpoint counts."""
 

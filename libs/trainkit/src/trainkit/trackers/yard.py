@@ -37,7 +37,9 @@ class Yard(Tracker):
 
     def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
         self._tracker.log(values, step=step)
-        self._tracker.progress(step)
+
+    def progress(self, step: int, total_steps: int | None) -> None:
+        self._tracker.progress(step, total_steps)
 
     def close(self, outcome: Outcome) -> None:
         if self._began:

@@ -17,7 +17,12 @@ class Pace:
         self._marks: deque[tuple[int, int]] = deque()  # step and time of it, both growing
 
     def add(self, step: int, time_ns: int) -> None:
-        """Training was at `step` then. What is not beyond the newest step changes nothing."""
+        """Training was at `step` then. What is not beyond the newest step changes nothing.
+
+        Time counts from the last report of the first step: what is done before training moves is no part of its pace.
+        """
+        if len(self._marks) == 1 and step == self._marks[0][0]:
+            self._marks.clear()
         if self._marks and (step <= self._marks[-1][0] or time_ns <= self._marks[-1][1]):
             return
         self._marks.append((step, time_ns))
