@@ -1,5 +1,6 @@
 """The examples of this repository, as a user runs them: one command, no yard up."""
 
+import json
 import os
 import re
 import shutil
@@ -66,10 +67,15 @@ def test_digits_on_trainkit_resume_on_two_nodes_that_share_no_disk(yard, tmp_pat
         ended = job.wait(PATIENCE_S)
 
         assert [attempt.exit.reason for attempt in ended.attempts] == ["WorkerFailed", "Completed"]
+        far = [(attempt.exit.progress.step, attempt.exit.progress.total_steps) for attempt in ended.attempts]
+        assert far == [(4 * 23, 10 * 23), (10 * 23, 10 * 23)]
         [said] = [line for line in output(job) if "accuracy" in line]
         found = re.fullmatch(r"resumed at 92, accuracy: (0\.\d+)", said)
         assert found and float(found[1]) >= 0.97
         assert list(job.metrics("val/accuracy")["val/accuracy"].step) == [23 * epoch for epoch in range(1, 11)]
+        accuracy = job.metrics("val/accuracy")["val/accuracy"].value
+        best = client.artifact(f"checkpoints-{job.id}@best")
+        assert best.checkpoint.metrics["val/accuracy"] == max(accuracy)
         [model] = client.versions(job=job.id, kind="output")
         assert model.name == "digits-trainkit-model"
 
@@ -104,6 +110,8 @@ def test_a_job_on_trainkit_says_what_it_learned(home, tmp_path, name, said):
     result = home.run("run", tmp_path / name / "job.yaml")
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(said, result.stdout, re.MULTILINE), result.stdout
+    far = json.loads(home.run("status", "-o", "json").stdout)["exit"]["progress"]
+    assert far["step"] == far["totalSteps"] != 0
     home.assert_nothing_left()
 
 
@@ -126,6 +134,8 @@ def test_deepspeed_trains_and_resumes_from_its_checkpoint(compiler, yard, tmp_pa
         yard.workers()[0].kill()
         ended = job.wait()
         assert [attempt.exit.reason for attempt in ended.attempts] == ["WorkerFailed", "Completed"]
+        far = [(attempt.exit.progress.step, attempt.exit.progress.total_steps) for attempt in ended.attempts]
+        assert far == [(4 * 23, 10 * 23), (10 * 23, 10 * 23)]
         assert ended.attempts[1].exit.resumed_from
         assert list(job.metrics("accuracy")["accuracy"].step) == list(range(1, 11))
         assert job.values()["accuracy"] >= 0.9

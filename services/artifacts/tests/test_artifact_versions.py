@@ -277,6 +277,85 @@ async def test_the_newest_the_best_and_the_pinned_checkpoints_are_kept(yard, tre
     assert await numbers(yard.user(), job_id="job-1") == [6, 5, 2, 1]
 
 
+async def best(yard):
+    """The step of the checkpoint that "best" points to."""
+    found = await yard.user().GetVersion(pb.GetVersionRequest(reference="checkpoints-job-1@best"))
+    assert "best" in found.version.aliases
+    return found.version.checkpoint.step
+
+
+async def test_best_moves_when_a_better_checkpoint_is_stored_and_is_never_removed_by_a_rule(yard, tree):
+    for step, accuracy, found in (
+        (1, float("nan"), None),
+        (2, 0.5, 2),
+        (3, 0.9, 3),
+        (4, 0.7, 3),
+        (5, 0.9, 5),
+        (6, 0.1, 5),
+    ):
+        await checkpoint(yard.attempt(), tree({"a": bytes([step])}), step, keep_last=1, best="acc", acc=accuracy)
+        if found is None:
+            error = await refused(best(yard))
+            assert (reason_of(error), "finite value of 'acc'" in str(error.trailing_metadata())) == (
+                "VersionNotFound",
+                True,
+            )
+        else:
+            assert await best(yard) == found
+    assert await steps(yard.user()) == [6, 5]
+
+
+async def test_best_survives_a_retry_that_resumes_with_a_worse_value(yard, tree):
+    rule = {"keep_last": 1, "best": "acc"}
+    for fence, step, accuracy in ((1, 10, 0.8), (1, 20, 0.6), (2, 15, 0.1), (2, 25, 0.7)):
+        await checkpoint(yard.attempt(fence=fence), tree({"a": bytes([step])}), step, acc=accuracy, **rule)
+        assert await best(yard) == 10
+    await yard.stop()
+    await yard.start()
+    await checkpoint(yard.attempt(fence=3), tree({"a": b"3"}), 30, acc=0.95, **rule)
+    assert await best(yard) == 30
+
+
+async def test_a_rule_of_a_user_does_not_remove_the_best_and_a_user_who_does_moves_the_alias(yard, tree):
+    user, name = yard.user(), "checkpoints-job-1"
+    await user.SetRetention(pb.SetRetentionRequest(retention=pb.Retention(name=name, keep_last=2)))
+    for step, accuracy in ((1, 0.9), (2, 0.1), (3, 0.2)):
+        await checkpoint(yard.attempt(), tree({"a": bytes([step])}), step, best="acc", acc=accuracy)
+    assert await steps(user) == [3, 2, 1]
+    await user.DeleteVersion(pb.DeleteVersionRequest(reference=f"{name}@best"))
+    assert await best(yard) == 3
+    for reference in ("2", "best"):
+        await user.DeleteVersion(pb.DeleteVersionRequest(reference=f"{name}@{reference}"))
+    assert reason_of(await refused(best(yard))) == "VersionNotFound"
+
+
+async def test_nobody_moves_the_best_of_a_job_that_names_a_metric(yard, tree):
+    user = yard.user()
+    await checkpoint(yard.attempt(), tree({"a": b"1"}), 1, best="acc", acc=0.1)
+    moved = user.SetAlias(pb.SetAliasRequest(reference="checkpoints-job-1", alias="best"))
+    assert reason_of(await refused(moved)) == "BadAlias"
+    await checkpoint(yard.attempt(job="job-2"), tree({"a": b"1"}), 1, name="checkpoints-job-2")
+    await user.SetAlias(pb.SetAliasRequest(reference="checkpoints-job-2", alias="best"))
+
+
+async def test_the_parts_of_a_checkpoint_become_the_best_together(yard, tree):
+    stub, root = yard.attempt(), tree({"a": b"1", "b": b"2"})
+    for part, file in enumerate(("a", "b")):
+        await upload_part(
+            stub,
+            root,
+            [root / file],
+            part=part,
+            parts=2,
+            workspace="default",
+            name="checkpoints-job-1",
+            kind="checkpoint",
+            idempotency_key="c",
+            checkpoint=info(7, best="acc", **({"acc": 0.5} if part == 0 else {})),
+        )
+    assert await best(yard) == 7
+
+
 async def test_an_older_step_that_arrives_late_displaces_no_newer_one_of_its_attempt(yard, tree):
     stub, user = yard.attempt(fence=1), yard.user()
     for step in (11, 12, 9):

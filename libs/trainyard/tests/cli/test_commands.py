@@ -335,12 +335,16 @@ async def test_metrics_are_a_table_a_plot_or_points(yard: ScriptedYard) -> None:
 
 
 async def test_artifacts_are_listed_with_how_to_get_them(yard: ScriptedYard) -> None:
-    checkpoint = artifacts_pb2.CheckpointInfo(step=7)
-    yard.versions = [
-        artifacts_pb2.Version(name="m", number=3, kind="checkpoint", size=2048, files=1, checkpoint=checkpoint)
-    ]
+    facts = artifacts_pb2.CheckpointInfo(step=7, best_metric="val/loss", best_mode="min", metrics={"val/loss": 0.25})
+    best = artifacts_pb2.Version(
+        name="m", number=3, kind="checkpoint", size=2048, files=1, checkpoint=facts, aliases=["best", "latest"]
+    )
+    yard.versions = [best]
+    yard.details["m@best"] = artifacts_pb2.VersionDetail(version=best)
     ended = await run_on_terminal("artifacts", "list")
-    assert ended.lines[1].split()[:5] == ["m@3", "checkpoint", "7", "2.0", "KiB"]
+    assert ended.lines[0].split() == ["VERSION", "KIND", "STEP", "METRIC", "SIZE", "FILES", "AGE", "ALIASES"]
+    assert ended.lines[1].split()[:7] == ["m@3", "checkpoint", "7", "val/loss", "0.25", "2.0", "KiB"]
+    assert ended.lines[1].endswith("best, latest")
     assert ended.lines[-1] == "next: yard artifacts show m@3  ·  yard artifacts get m@3"
 
 

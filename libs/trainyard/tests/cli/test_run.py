@@ -49,6 +49,13 @@ async def test_a_run_shows_output_by_rank_and_ends_with_the_tracked_values(yard:
         artifacts_pb2.Version(
             name="checkpoints", number=5, kind="checkpoint", checkpoint=artifacts_pb2.CheckpointInfo(step=600)
         ),
+        artifacts_pb2.Version(
+            name="checkpoints",
+            number=3,
+            kind="checkpoint",
+            aliases=["best"],
+            checkpoint=artifacts_pb2.CheckpointInfo(step=400, best_metric="accuracy", metrics={"accuracy": 0.99}),
+        ),
         artifacts_pb2.Version(name="digits-model", number=1, kind="output", size=2048),
     ]
     ended = await run("run", file)
@@ -58,6 +65,7 @@ async def test_a_run_shows_output_by_rank_and_ends_with_the_tracked_values(yard:
     assert "[rank 1] world" in ended.lines
     assert f"digits succeeded after 12 s, 1 attempt ({SHORT})" in ended.lines
     assert "checkpoints@5 (step 600)" in ended.out
+    assert "checkpoints@3 (step 400, accuracy 0.99)" in ended.out
     assert "next:" not in ended.out  # that is for people
     assert "yard artifacts get digits-model@1" in summary.useful_next(yard.job, yard.versions)
     assert ended.lines[-2:] == ["accuracy: 0.984444", "train/loss: 0.1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 
 from servicekit.errors import AlreadyExists, DataLoss, FailedPrecondition, NotFound
@@ -15,7 +16,8 @@ from trainyard.artifacts import manifest
 from trainyard_protos.v1 import artifacts_pb2 as pb
 
 from trainyard_artifacts import index
-from trainyard_artifacts.domain.names import LATEST, ByAlias, ById, ByNumber, Reference
+from trainyard_artifacts.domain.names import BEST, LATEST, ByAlias, ById, ByNumber, Reference
+from trainyard_artifacts.domain.retention import score
 from trainyard_artifacts.tables import AliasRow, InputRow, ManifestRow, VersionRow
 
 
@@ -168,6 +170,38 @@ def _arrived_late(session: Session, row: VersionRow) -> bool:
     return latest is not None and _group(latest) == _group(row) and _age(latest) > _age(row)
 
 
+def follow_best(session: Session, row: VersionRow) -> None:
+    """Moves "best" to a checkpoint that was just stored, unless the one that has it is better."""
+    if (new := _rank(row)) is None:
+        return
+    alias = session.get(AliasRow, (row.workspace, row.name, BEST))
+    present = session.get(VersionRow, alias.version_id) if alias is not None else None
+    if present is None:
+        _point_best(session, row.workspace, row.name)
+    elif (old := _rank(present)) is None or new > old:
+        point(session, row, BEST)
+    session.flush()
+
+
+def _point_best(session: Session, workspace: str, name: str) -> None:
+    """Points "best" to the best checkpoint there is, if one has a value of its job's metric."""
+    ranked = [(rank, row) for row in session.exec(living(workspace, name)) if (rank := _rank(row)) is not None]
+    if ranked:
+        point(session, max(ranked, key=lambda each: each[0])[1], BEST)
+
+
+def _rank(row: VersionRow) -> tuple[float, int] | None:
+    """Grows with how good a checkpoint is by its job's metric; of equals, the one that was stored later is better.
+
+    None for what is no checkpoint, names no metric, or has no finite value of it.
+    """
+    if row.checkpoint is None:
+        return None
+    facts = pb.CheckpointInfo.FromString(row.checkpoint)
+    value = facts.metrics.get(facts.best_metric, math.nan) if facts.best_metric else math.nan
+    return (score(value, facts.best_mode), row.number) if math.isfinite(value) else None
+
+
 def find(session: Session, workspace: str, reference: Reference, *, deleted: bool = False) -> VersionRow:
     """The version a reference names; with `deleted`, also one that was deleted, by its id or number.
 
@@ -198,6 +232,15 @@ def find(session: Session, workspace: str, reference: Reference, *, deleted: boo
 
 
 def _hint(session: Session, workspace: str, reference: Reference) -> str:
+    if isinstance(reference, ByAlias) and reference.alias == BEST:
+        newest = session.exec(
+            living(workspace, reference.name).order_by(col(VersionRow.number).desc()).limit(1)
+        ).first()
+        if newest is not None and newest.checkpoint is not None:
+            metric = pb.CheckpointInfo.FromString(newest.checkpoint).best_metric
+            if metric:
+                return f"no checkpoint has a finite value of '{metric}', the metric that the job names for it"
+            return "the job names no metric for it; 'spec.checkpoints.keep.best' does"
     if isinstance(reference, ByAlias) and reference.alias == LATEST:
         stored = session.exec(
             living(workspace, reference.name).order_by(col(VersionRow.number).desc()).limit(1)
@@ -267,7 +310,7 @@ def remove_as_asked(session: Session, row: VersionRow, recorder: Recorder) -> No
 
 
 def remove(session: Session, row: VersionRow) -> None:
-    """Deletes a version and gives its chunks up; "latest" moves to the newest that is left."""
+    """Deletes a version and gives its chunks up; "latest" and "best" move to what is left."""
     row.deleted_ns = now_ns()
     session.add(row)
     stored = session.get(ManifestRow, row.id)
@@ -286,6 +329,8 @@ def remove(session: Session, row: VersionRow) -> None:
         left = session.exec(living(row.workspace, row.name).where(published)).all()
         if left:
             point(session, oldest_first(left)[-1], LATEST)
+    if any(alias.alias == BEST for alias in aliases) and row.checkpoint is not None:
+        _point_best(session, row.workspace, row.name)
 
 
 def aliases_of(session: Session, rows: Sequence[VersionRow]) -> dict[str, list[str]]:

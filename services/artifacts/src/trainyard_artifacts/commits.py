@@ -115,6 +115,7 @@ class Commits:
             else:
                 _use(session, request, tree.sizes)
                 row = catalog.add(session, request, tree.encoded, tree.digest, recorder)
+                catalog.follow_best(session, row)  # before retention: an alias keeps its version
             retention.apply(session, row.workspace, row.name, self.settings.retention)
         return catalog.messages(session, [row])[0]
 
@@ -162,6 +163,7 @@ class Commits:
         _check_bound("characters in a label or metric", max(map(len, texts), default=0), _MAX_LABEL)
         for alias in request.aliases:
             names.check_alias(alias)
+            names.check_not_best(alias, request.checkpoint.best_metric)
 
 
 def drop_part(session: Session, row: PartRow) -> None:

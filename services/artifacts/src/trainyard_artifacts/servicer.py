@@ -29,7 +29,15 @@ from trainyard_artifacts.access import (
 from trainyard_artifacts.chunks import Chunks
 from trainyard_artifacts.commits import Commits
 from trainyard_artifacts.counters import Counters
-from trainyard_artifacts.domain.names import LATEST, ById, Reference, check_alias, check_name, parse_reference
+from trainyard_artifacts.domain.names import (
+    LATEST,
+    ById,
+    Reference,
+    check_alias,
+    check_name,
+    check_not_best,
+    parse_reference,
+)
 from trainyard_artifacts.receiving import Receiver
 from trainyard_artifacts.sending import Sender
 from trainyard_artifacts.settings import Settings
@@ -141,6 +149,7 @@ class ArtifactServicer(ArtifactServiceServicer):
 
         def change(session: Session) -> pb.Version:
             row = catalog.find(session, workspace, reference)
+            check_not_best(request.alias, pb.CheckpointInfo.FromString(row.checkpoint or b"").best_metric)
             catalog.move_alias(session, row, request.alias, recorder)
             session.flush()
             return catalog.messages(session, [row])[0]

@@ -17,6 +17,14 @@ def reference(version: pb.Version) -> str:
     return f"{version.name}@{version.number}"
 
 
+def best_by(version: pb.Version) -> str:
+    """The value of the metric by which its job compares checkpoints, for instance "val/loss 0.31"; "" without one."""
+    facts = version.checkpoint
+    if not facts.best_metric or facts.best_metric not in facts.metrics:
+        return ""
+    return f"{facts.best_metric} {words.number(facts.metrics[facts.best_metric])}"
+
+
 def listing(versions: Sequence[pb.Version]) -> None:
     """Versions, one a line."""
     if not versions:
@@ -28,6 +36,7 @@ def listing(versions: Sequence[pb.Version]) -> None:
             reference(each),
             each.kind,
             str(each.checkpoint.step) if each.HasField("checkpoint") else "",
+            best_by(each),
             words.size(each.size),
             str(each.files),
             words.between(each.created_ns, 0),
@@ -35,7 +44,7 @@ def listing(versions: Sequence[pb.Version]) -> None:
         ]
         for each in versions
     ]
-    tables.show(["VERSION", "KIND", "STEP", "SIZE", "FILES", "AGE", "ALIASES"], rows)
+    tables.show(["VERSION", "KIND", "STEP", "METRIC", "SIZE", "FILES", "AGE", "ALIASES"], rows)
     newest = reference(versions[0])
     next_steps(f"yard artifacts show {newest}", f"yard artifacts get {newest}")
 
@@ -43,6 +52,7 @@ def listing(versions: Sequence[pb.Version]) -> None:
 def details(version: pb.Version) -> None:
     """What is known about a version."""
     metrics = version.checkpoint.metrics or version.metrics
+    compared = best_by(version)
     tables.pairs(
         [
             ("version", reference(version)),
@@ -51,6 +61,7 @@ def details(version: pb.Version) -> None:
             ("digest", version.digest.hex()),
             ("made by", version.producer.job_id),
             ("step", str(version.checkpoint.step) if version.HasField("checkpoint") else ""),
+            ("compared by", f"{compared} ({version.checkpoint.best_mode} is best)" if compared else ""),
             ("created", words.moment(version.created_ns)),
             ("deleted", words.moment(version.deleted_ns)),
             ("size", f"{words.size(version.size)} in {words.plural(version.files, 'file')}"),

@@ -9,6 +9,8 @@ if TYPE_CHECKING:
 
 SYSTEM_PREFIX = "system/"
 """Series that the agent samples; all others are the script's own."""
+BEST = "best"
+"""Alias of the best checkpoint of a job that names a metric for it."""
 DIFF_FILE = "diff.patch"
 """The one file of the artifact that has the diff of a job's code; `git apply` takes it."""
 

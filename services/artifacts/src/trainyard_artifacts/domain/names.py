@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from servicekit.errors import InvalidArgument
 
 LATEST = "latest"
+BEST = "best"
 KINDS = ("code", "checkpoint", "output", "data")
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
@@ -81,6 +82,16 @@ def check_alias(alias: str) -> str:
             hint="use 1 to 64 of a-z, 0-9, '.', '_' and '-', begin with a letter, and do not look like a number (v3)",
         )
     return alias
+
+
+def check_not_best(alias: str, best_metric: str) -> None:
+    """Raises InvalidArgument when a user would move "best" on a checkpoint whose job names a metric for it."""
+    if alias == BEST and best_metric:
+        raise InvalidArgument(
+            f"'{BEST}' follows the metric '{best_metric}' of this job's checkpoints",
+            reason="BadAlias",
+            hint="choose another alias",
+        )
 
 
 def check_kind(kind: str) -> str:

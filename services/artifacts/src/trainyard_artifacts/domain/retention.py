@@ -58,11 +58,15 @@ def superfluous(rule: Rule, versions: Sequence[Candidate], now_ns: int) -> list[
     return [version.id for version in versions if version.id not in kept]
 
 
+def score(value: float, mode: str) -> float:
+    """Grows with how good a value of a metric is, of which the mode says whether "min" or "max" is best."""
+    return value if mode == "max" else -value
+
+
 def _best(rule: Rule, newest_first: Sequence[Candidate]) -> set[str]:
-    sign = 1.0 if rule.best_mode == "max" else -1.0
     scored = sorted(
         (
-            (sign * version.metrics[rule.best_metric], version.order, version.id)
+            (score(version.metrics[rule.best_metric], rule.best_mode), version.order, version.id)
             for version in newest_first
             if math.isfinite(version.metrics.get(rule.best_metric, math.nan))
         ),

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
 from trainyard.cli import exits, tables, words
+from trainyard.cli.artifact_views import best_by
 from trainyard.cli.boundary import ExitCode
 from trainyard.cli.terminal import clean, next_steps, say, state, styled
 from trainyard.client import states
-from trainyard.client.names import SYSTEM_PREFIX
+from trainyard.client.names import BEST, SYSTEM_PREFIX
 
 if TYPE_CHECKING:
     from trainyard_protos.v1 import artifacts_pb2
@@ -80,8 +81,14 @@ def _made(versions: Sequence[artifacts_pb2.Version]) -> list[tuple[str, str]]:
     if checkpoints:
         newest = max(checkpoints, key=lambda version: version.checkpoint.step)
         made.append(("checkpoint", f"{_reference(newest)} (step {newest.checkpoint.step})"))
+        made += [("best", _best_checkpoint(each)) for each in checkpoints if BEST in each.aliases]
     outputs = [version for version in versions if version.kind == "output"]
     return made + [("output", f"{_reference(each)} ({words.size(each.size)})") for each in outputs]
+
+
+def _best_checkpoint(version: artifacts_pb2.Version) -> str:
+    value = best_by(version)
+    return f"{_reference(version)} (step {version.checkpoint.step}{f', {value}' if value else ''})"
 
 
 def _reference(version: artifacts_pb2.Version) -> str:
