@@ -63,7 +63,7 @@ class Trackers:
                 if at not in self._without_progress:
                     self._without_progress.add(at)
                     _log.warning(
-                        "%s did not take the progress of step %d. Training continues, and later progress is tried. This "
+                        "%s did not take the progress of step %d. Training continues. This "
                         "is said once. The error was:",
                         _name(tracker),
                         step,
