@@ -160,6 +160,7 @@ async def test_series_and_lines_become_data_frames_of_the_same_values(
             (each.name, step, value) for each in series for step, value in zip(each.step, each.value, strict=True)
         ]
         assert list(series.df()[["name", "step", "value"]].itertuples(index=False, name=None)) == points
+        assert (await (await client.job(JOB_ID)).metrics()).df().equals(series.df())
         frame = await client.logs(JOB_ID).df()
         assert list(frame[["seq", "text"]].itertuples(index=False, name=None)) == [
             (each.line.seq, each.line.text) for each in lines

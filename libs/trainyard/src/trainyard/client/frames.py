@@ -41,6 +41,14 @@ class SeriesList(list[metrics_pb2.Series]):
         )
 
 
+class SeriesByName(dict[str, metrics_pb2.Series]):
+    """Series by their names."""
+
+    def df(self) -> DataFrame:
+        """The points of all series as one data frame; see `SeriesList.df`."""
+        return SeriesList(self.values()).df()
+
+
 class AsyncLines(AsyncIterator[metrics_pb2.StoredLine]):
     """Lines as they are read, once."""
 

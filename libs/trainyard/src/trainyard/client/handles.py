@@ -11,7 +11,7 @@ from trainyard_protos.v1 import launcher_pb2, metrics_pb2, scheduler_pb2
 from trainyard import errors
 from trainyard.client import states
 from trainyard.client.follow import FollowCalls
-from trainyard.client.frames import AsyncLines
+from trainyard.client.frames import AsyncLines, SeriesByName
 from trainyard.client.names import SYSTEM_PREFIX
 from trainyard.client.runs import Subject
 
@@ -63,10 +63,10 @@ class AsyncJobHandle:
         """Every state change so far, oldest first."""
         return self.calls.events(self.id)
 
-    async def metrics(self, *names: str, max_points: int = 1000) -> Mapping[str, metrics_pb2.Series]:
+    async def metrics(self, *names: str, max_points: int = 1000) -> SeriesByName:
         """Points of series by name; of several ranks that log one name, the lowest rank's."""
         series = await self.calls.metrics(self._runs, names, max_points=max_points)
-        return {each.name: each for each in sorted(series, key=lambda each: -each.rank)}
+        return SeriesByName({each.name: each for each in sorted(series, key=lambda each: -each.rank)})
 
     async def values(self) -> Mapping[str, float]:
         """The last value of every series the script tracked."""

@@ -11,7 +11,7 @@ from trainyard_protos.v1 import launcher_pb2, metrics_pb2, scheduler_pb2, yard_p
 from trainyard import errors
 from trainyard.client.aio import AsyncClient
 from trainyard.client.documents import Source
-from trainyard.client.frames import Lines, SeriesList
+from trainyard.client.frames import Lines, SeriesByName, SeriesList
 from trainyard.client.handles import AsyncJobHandle
 from trainyard.client.loop import Loop
 from trainyard.client.sync_store import ArtifactMethods
@@ -75,7 +75,7 @@ class JobHandle:
         """Every state change so far, oldest first."""
         return self._loop.iterate(self._job.events())
 
-    def metrics(self, *names: str, max_points: int = 1000) -> Mapping[str, metrics_pb2.Series]:
+    def metrics(self, *names: str, max_points: int = 1000) -> SeriesByName:
         """Points of series by name."""
         return self._loop.run(self._job.metrics(*names, max_points=max_points))
 
