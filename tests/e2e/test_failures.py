@@ -7,6 +7,7 @@ from tests.jobs import WAIT_S, document, output, python, reasons
 
 FIRST_ATTEMPT_FAILS = "import os, signal, sys\nif os.environ['TRAINYARD_ATTEMPT'] == '1':\n    "
 NOW = "0s"
+MIB = 2**20
 
 
 def run(client, code, **spec):
@@ -76,15 +77,23 @@ def test_a_retry_waits_for_its_backoff_and_says_so(client):
     assert job.wait(WAIT_S, check=False).reason == "Cancelled"
 
 
-def test_a_failure_is_told_with_rank_exit_code_and_last_lines(client):
+def test_a_failure_names_its_rank_its_exception_its_memory_and_its_last_lines(client):
     code = """
-        import os, sys
-        print("before the end")
-        sys.exit("cannot find the data" if os.environ["RANK"] == "1" else 0)
+        import os, time
+        print("before the end", flush=True)
+        if os.environ["RANK"] == "1":
+            raise ValueError("cannot find the data")
+        time.sleep(600)
     """
-    _, ended = run(client, code, runtime="torchrun", workersPerNode=2)
-    assert (ended.exit.reason, ended.exit.first_failing_rank, ended.exit.exit_code) == ("WorkerFailed", 1, 1)
-    assert list(ended.exit.last_lines) == ["before the end", "cannot find the data"]
+    job, ended = run(client, code, runtime="torchrun", workersPerNode=2)
+    exit = ended.exit
+    assert (exit.reason, exit.exit_code) == ("WorkerFailed", 1)
+    assert (exit.first_failing_rank, exit.node, exit.local_rank) == (1, 0, 1)
+    assert exit.meaning == "exit code 1: Python raised ValueError: cannot find the data"
+    assert (exit.last_lines[0], exit.last_lines[-1]) == ("before the end", "ValueError: cannot find the data")
+    assert 0 < exit.memory.peak_bytes <= exit.memory.limit_bytes
+    assert exit.memory.limit_bytes >= 2 * 256 * MIB
+    assert job.explain().job.exit == exit
 
 
 def test_a_job_beyond_its_deadline_is_stopped_and_not_tried_again(client):
@@ -134,7 +143,9 @@ def test_a_worker_beyond_its_memory_ends_as_out_of_memory(client):
     if any("limits are not enforced here" in event.message for event in client.events()):
         pytest.skip("this machine does not let the yard limit memory")
     assert ended.exit.reason == "OutOfMemory"
-    assert "memory" in ended.message
+    assert ended.exit.memory.oom_kills >= 1
+    assert ended.exit.memory.peak_bytes > 32 * MIB
+    assert "raise spec.resources.memory" in ended.exit.meaning
 
 
 def test_a_program_that_is_not_there_fails_the_job_and_names_it(client):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from trainyard_launcher.attempts import Attempt, Phase
-from trainyard_launcher.backend import Facts
+from trainyard_launcher.backend import Facts, NodeEnd
 from trainyard_protos.v1 import common_pb2
 
 NODES = 3
@@ -47,6 +47,36 @@ def test_the_node_that_failed_first_is_the_verdict_not_the_one_that_ended_first(
     assert (verdict.reason, verdict.exit_code, verdict.node) == ("WorkerFailed", 5, 1)
 
 
+def at(failed_ns: int, *, lost_peer: bool = False) -> common_pb2.Exit:
+    return common_pb2.Exit(reason="WorkerFailed", exit_code=1, failed_ns=failed_ns, lost_peer=lost_peer)
+
+
+@pytest.mark.parametrize(
+    ("heard_first", "heard_second"),
+    [
+        (at(20), at(10)),
+        (at(10, lost_peer=True), at(20)),
+        (common_pb2.Exit(reason="Stopped"), at(20)),
+    ],
+)
+def test_the_node_whose_worker_failed_by_itself_and_first_explains_the_attempt(
+    heard_first: common_pb2.Exit, heard_second: common_pb2.Exit
+) -> None:
+    attempt = attempt_of(2)
+    attempt.advance(0, Phase.FINISHING, heard_first)
+    attempt.advance(1, Phase.FINISHING, heard_second)
+    assert attempt.verdict().node == 1
+
+
+def test_memory_of_a_node_without_a_record_is_the_limit_and_the_peak_of_its_heartbeats() -> None:
+    attempt = attempt_of(1)
+    attempt.nodes[0].resident_peak = 2**28
+    limit = common_pb2.MemoryUse(limit_bytes=2**29, sampled=True, enforced=True)
+    exit = attempt.exit_without_record(NodeEnd("attempt", 0, None, out_of_memory=True, memory=limit), ["so far"])
+    assert (exit.memory.peak_bytes, exit.memory.limit_bytes) == (2**28, 2**29)
+    assert list(exit.last_lines) == ["so far"]
+
+
 def test_an_attempt_is_acknowledged_when_every_node_is() -> None:
     attempt = attempt_of(2)
     attempt.advance(0, Phase.ENDED, OK)
@@ -78,14 +108,14 @@ def test_a_failure_stops_the_nodes_whose_workers_run_and_a_wish_of_the_scheduler
 def test_an_end_without_a_record_while_stopping_counts_as_stopped() -> None:
     attempt = attempt_of(1)
     attempt.stop_reason = "Cancelled"
-    assert attempt.exit_without_record(0, out_of_memory=False, last_lines=[]).reason == "Stopped"
+    assert attempt.exit_without_record(NodeEnd("attempt", 0, None)).reason == "Stopped"
     attempt.stop_reason = "DeadlineExceeded"
-    assert attempt.exit_without_record(0, out_of_memory=False, last_lines=[]).reason == "DeadlineExceeded"
+    assert attempt.exit_without_record(NodeEnd("attempt", 0, None)).reason == "DeadlineExceeded"
 
 
 def test_memory_explains_an_end_without_a_record_before_anything_else() -> None:
     attempt = attempt_of(1)
-    assert attempt.exit_without_record(0, out_of_memory=True, last_lines=[]).reason == "OutOfMemory"
+    assert attempt.exit_without_record(NodeEnd("attempt", 0, None, out_of_memory=True)).reason == "OutOfMemory"
 
 
 exits = st.sampled_from([None, OK, failed(1), failed(2)])

@@ -312,13 +312,16 @@ def test_a_template_that_is_none_is_refused_by_name(tmp_path) -> None:
 # What a pod's status means
 
 
+LIMITS = {"cpu": "1", "memory": "512Mi"}
+
+
 def pod(status: dict[str, Any], **metadata: Any) -> pods.Pod:
     labels = {names.ATTEMPT_ID: "a1", names.INDEX: "1"}
     owner = {"controller": True, "kind": "Job", "uid": "job-uid"}
     found = pods.read(
         {
             "metadata": {"name": "p", "uid": "u", "labels": labels, "ownerReferences": [owner]} | metadata,
-            "spec": {"nodeName": "node-1"},
+            "spec": {"nodeName": "node-1", "containers": [{"name": "worker", "resources": {"limits": LIMITS}}]},
             "status": status,
         }
     )
@@ -355,6 +358,7 @@ def test_a_pod_that_used_too_much_memory_says_so() -> None:
     assert ended.cause is not None
     assert ended.cause.reason == "OutOfMemory"
     assert "spec.resources.memory" in ended.cause.message
+    assert ended.memory_limit == 2**29
 
 
 UNSCHEDULABLE = {

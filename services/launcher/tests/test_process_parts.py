@@ -310,10 +310,13 @@ async def test_a_worker_that_uses_more_memory_than_its_limit_ends_as_out_of_memo
     from trainyard.spec import Resources
 
     async with running_yard(tmp_path, agent_memory=64 * 2**20) as yard:
-        greedy = [sys.executable, "-c", "x = bytearray(2**29); print(len(x))"]
+        greedy = [sys.executable, "-c", "x = bytearray(b'x' * 2**29); print(len(x))"]
         attempt = yard.assign(greedy, resources=Resources(cpu=1, memory="32Mi"))
         yard.send_launch(attempt)
-        assert (await yard.scheduler.ended(attempt)).exit.reason == "OutOfMemory"
+        exit = (await yard.scheduler.ended(attempt)).exit
+    assert (exit.reason, exit.first_failing_rank, exit.signal) == ("OutOfMemory", 0, "SIGKILL")
+    assert (exit.memory.limit_bytes, exit.memory.oom_kills, exit.memory.enforced) == (96 * 2**20, 1, True)
+    assert exit.memory.peak_bytes > 64 * 2**20
     for parent in here.parents.values():
         assert not list(parent.glob(f"trainyard-{attempt}*"))
 

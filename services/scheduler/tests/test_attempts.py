@@ -1,6 +1,7 @@
 """Claims, fences, stops, and everything a launcher may say late or twice."""
 
 import asyncio
+from pathlib import Path
 
 import grpc
 import pytest
@@ -10,6 +11,7 @@ from trainyard_protos.v1 import common_pb2 as c
 from trainyard_protos.v1 import scheduler_pb2 as s
 from trainyard_protos.v1 import scheduler_pb2_grpc
 
+from services.scheduler.tests.conftest import OpenYard
 from services.scheduler.tests.yard import COMPLETED, LAUNCHER, Yard, document, exit_of
 
 RETRY_ONCE = {"limit": 1, "backoff": "0s"}
@@ -129,6 +131,25 @@ async def test_a_failure_within_the_budget_gets_a_new_attempt_with_a_higher_fenc
     assert (last.state, last.reason) == (s.JOB_STATE_FAILED, "RetryLimit")
     assert "no luck" in last.message
     assert [attempt.number for attempt in last.attempts] == [1, 2]
+
+
+async def test_each_attempt_keeps_its_own_failure_with_its_meaning_over_a_restart(
+    tmp_path: Path, open_scheduler: OpenYard
+) -> None:
+    used = c.MemoryUse(peak_bytes=2**28, limit_bytes=2**29, enforced=True, oom_kills=0)
+    async with open_scheduler(tmp_path) as yard:
+        await yard.register()
+        first = exit_of(signal="SIGSEGV", first_failing_rank=1, node=0, local_rank=1, last_lines=["so far"])
+        job = await yard.ended((await yard.submit(document(retries=RETRY_ONCE))).id, first)
+        await yard.admitted(job.id)
+        await yard.ended(job.id, exit_of(exit_code=3, first_failing_rank=0, memory=used))
+    async with open_scheduler(tmp_path) as yard:
+        one, two = (attempt.exit for attempt in (await yard.job(job.id)).attempts)
+        explained = (await yard.users.ExplainJob(s.ExplainJobRequest(id=job.id))).job.exit
+    assert (one.first_failing_rank, one.local_rank, list(one.last_lines)) == (1, 1, ["so far"])
+    assert one.meaning.startswith("SIGSEGV: native code accessed invalid memory")
+    assert (two.meaning, two.memory) == ("exit code 3", used)
+    assert explained == two
 
 
 async def test_a_checkpoint_that_led_nowhere_is_not_resumed_from_again(yard: Yard) -> None:

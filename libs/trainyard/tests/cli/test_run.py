@@ -1,4 +1,5 @@
 import asyncio
+import json
 import signal
 import sys
 from pathlib import Path
@@ -84,24 +85,60 @@ async def test_a_series_of_several_ranks_is_summed_up_for_each(yard: ScriptedYar
     assert "  loss (rank 1)  least 0.2, greatest 2" in ended.lines
 
 
-async def test_a_failed_run_tells_the_rank_the_meaning_the_last_lines_and_the_rule(
+FAILURE = common_pb2.Exit(
+    reason="WorkerFailed",
+    meaning="exit code 1: Python raised ValueError: bad",
+    exit_code=1,
+    first_failing_rank=3,
+    node=1,
+    local_rank=1,
+    matched_rule=2,
+    memory=common_pb2.MemoryUse(peak_bytes=2**28, limit_bytes=2**29, enforced=True),
+    last_lines=["loading", "\x1b]0;evil\x07boom"],
+)
+SHOWN = f"""\
+  failed   rank 3 (node 1, local rank 1)
+  exit     WorkerFailed: exit code 1: Python raised ValueError: bad
+  memory   256.0 MiB of 512.0 MiB (with file cache, limit of the node)
+  rule     spec.retries.rules[2]
+  earlier  2 attempts, each with its own end: yard status {SHORT}
+  last lines of rank 3:
+    loading
+    ]0;evilboom
+"""
+
+
+async def test_a_failed_run_shows_the_rank_the_meaning_the_memory_and_the_last_lines(
     yard: ScriptedYard, file: str
 ) -> None:
-    failure = common_pb2.Exit(
-        reason="WorkerFailed",
-        signal="SIGKILL",
-        first_failing_rank=1,
-        matched_rule=2,
-        last_lines=["loading", "\x1b]0;evil\x07boom"],
-    )
-    ends(yard, "failed", reason="RetryLimit", message="3 of 3 retries are used", retries_used=3, exit=failure)
+    ends(yard, "failed", reason="RetryLimit", message="3 of 3 retries are used", attempt=3, exit=FAILURE)
     ended = await run("run", file)
     assert ended.code == 1
     assert "RetryLimit: 3 of 3 retries are used" in ended.out
-    assert "WorkerFailed: rank 1: SIGKILL: killed from outside, often because memory ran out" in ended.out
-    assert "spec.retries.rules[2]" in ended.out
-    assert "  last lines of rank 1:\n    loading\n    ]0;evilboom\n" in ended.out
-    assert f"yard logs {SHORT} --rank 1" in summary.useful_next(yard.job, [])
+    assert SHOWN in ended.out
+    assert f"yard logs {SHORT} --rank 3" in summary.useful_next(yard.job, [])
+
+
+async def test_explain_shows_the_same_of_a_failed_job(yard: ScriptedYard) -> None:
+    yard.job = job("failed", reason="RetryLimit", message="3 of 3 retries are used", attempt=3, exit=FAILURE)
+    assert SHOWN in (await run("explain", SHORT)).out
+    told = json.loads((await run("explain", SHORT, "-o", "json")).out)["job"]["exit"]
+    assert told["firstFailingRank"] == 3
+    assert told["memory"]["limitBytes"] == 2**29
+
+
+async def test_the_logs_of_a_torchrun_of_the_user_are_those_of_its_node(yard: ScriptedYard) -> None:
+    failure = common_pb2.Exit(reason="WorkerFailed", first_failing_rank=3, node=1, output_rank=2, last_lines=["boom"])
+    yard.job = job("failed", reason="WorkerFailed", exit=failure)
+    assert "  last lines of the workers of node 1:\n    boom\n" in (await run("explain", SHORT)).out
+    assert f"yard logs {SHORT} --rank 2" in summary.useful_next(yard.job, [])
+
+
+async def test_memory_without_an_enforced_limit_says_so(yard: ScriptedYard) -> None:
+    memory = common_pb2.MemoryUse(peak_bytes=2**28, limit_bytes=2**29, sampled=True)
+    yard.job = job("failed", reason="Hung", exit=common_pb2.Exit(reason="Hung", memory=memory))
+    out = (await run("explain", SHORT)).out
+    assert "256.0 MiB of 512.0 MiB (resident, sampled, requested; no limit is enforced)" in out
 
 
 async def test_a_failure_is_told_once(yard: ScriptedYard, file: str) -> None:

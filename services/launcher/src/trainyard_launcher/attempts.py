@@ -6,14 +6,15 @@ Pure bookkeeping: no clock, no process, no call. `Supervisor` feeds it and acts 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Protocol
 
 from servicekit.clock import CLOCK
+from trainyard.exit_meaning import was_killed
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
-from trainyard_launcher.backend import Facts
+from trainyard_launcher.backend import Facts, NodeEnd
 from trainyard_launcher.ring import Ring
 
 COMPLETED = "Completed"
@@ -48,6 +49,7 @@ class Node:
 
     __slots__ = (
         "exit",
+        "failed_ns",
         "forced",
         "heard",
         "heard_ns",
@@ -55,6 +57,7 @@ class Node:
         "minted",
         "phase",
         "progressed",
+        "resident_peak",
         "resumed_from",
         "session",
         "told",
@@ -71,6 +74,8 @@ class Node:
         self.workers: tuple[launcher_pb2.WorkerStatus, ...] = ()
         self.resumed_from = ""  # this and the next as the last heartbeat had them
         self.progressed = False
+        self.resident_peak = 0  # of all its workers together, in bytes, as heartbeats had it
+        self.failed_ns = 0  # when it failed, by its machine's clock or else by this one; 0: it has not
         self.exit: common_pb2.Exit | None = None
         self.told: common_pb2.Exit | None = None  # the final exit in the agent's own words, should its record be lost
         self.forced: common_pb2.Exit | None = None  # why the launcher itself ended it
@@ -136,8 +141,10 @@ class Attempt:
         node.phase = phase
         if exit is not None:
             node.exit = exit
-        if node.failed and self.first_failure is None:
-            self.first_failure = index
+        if node.exit is not None and node.failed:
+            node.failed_ns = node.exit.failed_ns or node.failed_ns or CLOCK.utc_ns()
+            if self.first_failure is None:
+                self.first_failure = index
 
     def stops(self, phase: Phase) -> bool:
         """Whether a node that is so far has to stop. The failure of a peer is no reason for one whose workers ended:
@@ -188,9 +195,15 @@ class Attempt:
 
     def _decisive(self) -> int | None:
         """The node that explains the failure: one that was taken away, for its peers fail because of it and are often
-        heard first; else the one that failed first."""
-        taken = (node.index for node in self.nodes if node.exit is not None and node.exit.reason in _TAKEN_AWAY)
-        return next(taken, self.first_failure)
+        heard first; else the one that failed first.
+
+        What is heard first says little: a node reports its failure after its other workers have ended. One that was
+        stopped, or says that it lost another worker, explains nothing as long as another node does.
+        """
+        failed = [node for node in self.nodes if node.failed]
+        taken = (node.index for node in failed if node.exit is not None and node.exit.reason in _TAKEN_AWAY)
+        first = min(failed, key=_explains, default=None)
+        return next(taken, None if first is None else first.index)
 
     def explained(
         self, index: int, exit: common_pb2.Exit, cause: common_pb2.Exit | None, *, presumed: bool = False
@@ -206,26 +219,42 @@ class Attempt:
             exit.reason, exit.message = cause.reason, cause.message
         return exit
 
-    def exit_without_record(
-        self, index: int, out_of_memory: bool, last_lines: list[str], cause: common_pb2.Exit | None = None
-    ) -> common_pb2.Exit:
-        """Why a node ended whose agent left no exit record."""
-        node = self.nodes[index]
+    def with_memory(self, record: common_pb2.Exit, end: NodeEnd) -> common_pb2.Exit:
+        """The record of a node's agent, with what the backend knows of its memory: that memory ran out explains a
+        worker that was killed."""
+        exit = common_pb2.Exit()
+        exit.CopyFrom(record)
+        if not exit.HasField("memory") and (memory := _memory(self.nodes[end.node], end)) is not None:
+            exit.memory.CopyFrom(memory)
+        if end.out_of_memory and exit.reason == "WorkerFailed" and was_killed(exit):
+            exit.reason = "OutOfMemory"
+            exit.message = f"{exit.message}; the node used more memory than its limit: ask for more".lstrip("; ")
+        return exit
+
+    def exit_without_record(self, end: NodeEnd, last_lines: Sequence[str] = ()) -> common_pb2.Exit:
+        """Why a node ended whose agent left no exit record.
+
+        Args:
+            last_lines: of its agent or its workers.
+        """
+        node = self.nodes[end.node]
         if node.told is not None:
-            return self.explained(index, node.told, cause)
+            return self.explained(end.node, node.told, end.cause)
         exit = common_pb2.Exit(
-            node=index, last_lines=last_lines, resumed_from=node.resumed_from, progressed=node.progressed
+            node=end.node, last_lines=last_lines, resumed_from=node.resumed_from, progressed=node.progressed
         )
+        if (memory := _memory(node, end)) is not None:
+            exit.memory.CopyFrom(memory)
         if node.forced is not None:
             exit.MergeFrom(node.forced)
             return exit
-        if out_of_memory:
+        if end.out_of_memory:
             exit.reason, exit.message = "OutOfMemory", "the node used more memory than its limit: ask for more"
         elif self.stop_reason and self.first_failure is None:
             exit.reason = _REASON_OF_STOP.get(self.stop_reason, STOPPED)
             exit.message = f"ended while it was being stopped ({self.stop_reason})"
-        elif cause is not None:
-            exit.MergeFrom(cause)
+        elif end.cause is not None:
+            exit.MergeFrom(end.cause)
         else:
             exit.reason = "AgentLost"
             exit.message = "the agent of the node ended without an exit record; its last lines are in agent.log"
@@ -255,6 +284,23 @@ class Attempt:
         """Wakes everyone who watches."""
         for event in self.watchers or ():
             event.set()
+
+
+def _memory(node: Node, end: NodeEnd) -> common_pb2.MemoryUse | None:
+    """What the backend knows of a node's memory, and where that is only the limit, the peak of the heartbeats."""
+    if end.memory is None:
+        return common_pb2.MemoryUse(peak_bytes=node.resident_peak, sampled=True) if node.resident_peak else None
+    memory = common_pb2.MemoryUse()
+    memory.CopyFrom(end.memory)
+    if not memory.peak_bytes:
+        memory.peak_bytes, memory.sampled = node.resident_peak, True
+    return memory
+
+
+def _explains(node: Node) -> tuple[bool, bool, int]:
+    exit = node.exit
+    assert exit is not None
+    return exit.reason == STOPPED, exit.lost_peer, node.failed_ns
 
 
 def _distance(progress: common_pb2.Progress) -> tuple[int, int]:

@@ -75,13 +75,14 @@ class NodeEnd:
 
     `cause` is what the backend itself knows of the end, for instance that the pod was evicted: it explains an agent
     that left no record, or one that says no more than that it was told to stop. With `presumed` it is what the backend
-    takes for the cause of an end that nobody here asked for.
+    takes for the cause of an end that nobody here asked for. `memory` is what the backend knows of the node's memory.
     """
 
     attempt_id: str
     node: int
     exit: common_pb2.Exit | None
     out_of_memory: bool = False
+    memory: common_pb2.MemoryUse | None = None
     cause: common_pb2.Exit | None = None
     presumed: bool = False
 
@@ -239,7 +240,8 @@ class Backend(Protocol):
         ...
 
     async def logs(self, attempt_id: str, node: int) -> Sequence[str]:
-        """The last lines, at most 20, that the node's agent itself wrote: why it could not begin, for instance."""
+        """The last lines, at most 20, that the node's agent itself wrote: why it could not begin, for instance. Where
+        it wrote none, those of its workers."""
         ...
 
     def place(self, attempt_id: str, node: int) -> Place:

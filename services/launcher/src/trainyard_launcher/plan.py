@@ -62,6 +62,7 @@ class Planner:
             kinds=tuple(each.kind for each in assignment.placements),
         )
         common = self._common(assignment, facts, job)
+        common.memory_bytes = memory * facts.workers_per_node
         plans = []
         for node in range(facts.nodes):
             plan = Plan(node=node)

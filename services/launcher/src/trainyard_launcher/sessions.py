@@ -197,6 +197,7 @@ class AgentServicer(launcher_pb2_grpc.AgentServiceServicer):
     def _heartbeat(self, attempt: Attempt, node: Node, message: Message) -> None:
         self._hear(attempt, node)
         first, node.workers = not node.workers, tuple(message.heartbeat.workers)
+        node.resident_peak = max(node.resident_peak, sum(each.usage.memory_bytes for each in node.workers))
         node.resumed_from, node.progressed = message.heartbeat.resumed_from, message.heartbeat.progressed
         progressed = message.heartbeat.HasField("progress") and attempt.note_progress(message.heartbeat.progress)
         if first or progressed:

@@ -265,7 +265,7 @@ class Supervisor:
         if attempt is None or attempt.nodes[end.node].phase is Phase.ENDED:
             return
         if end.exit is not None:
-            exit = _with_memory(end.exit, end.out_of_memory)
+            exit = attempt.with_memory(end.exit, end)
             self._tell_what_is_lost(attempt, end.node, end.exit)
             self._node_over(attempt, end.node, attempt.explained(end.node, exit, end.cause, presumed=end.presumed))
         else:
@@ -273,7 +273,7 @@ class Supervisor:
 
     async def _ended_without_record(self, attempt: Attempt, end: NodeEnd) -> None:
         lines = await self._backend.logs(end.attempt_id, end.node)
-        exit = attempt.exit_without_record(end.node, end.out_of_memory, list(lines), end.cause)
+        exit = attempt.exit_without_record(end, lines)
         self._tell_what_is_lost(attempt, end.node, None)
         self._node_over(attempt, end.node, exit)
 
@@ -454,11 +454,3 @@ def stop_command(attempt: Attempt) -> Command:
 def _succeeded(exit: common_pb2.Exit) -> bool:
     """Whether an attempt that nobody has stopped succeeded with this exit."""
     return exit.reason == COMPLETED and exit.acknowledged
-
-
-def _with_memory(exit: common_pb2.Exit, out_of_memory: bool) -> common_pb2.Exit:
-    """The kernel's word that memory ran out explains a worker that was killed."""
-    if out_of_memory and exit.reason == "WorkerFailed" and exit.signal == "SIGKILL":
-        exit.reason = "OutOfMemory"
-        exit.message = f"{exit.message}; the node used more memory than its limit: ask for more".lstrip("; ")
-    return exit

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 
 from servicekit.events import to_message
+from trainyard.exit_meaning import meaning
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
 from trainyard_scheduler.domain.admission import NOTHING, Amount, Kind, kind_of
@@ -76,7 +77,14 @@ def job(record: Job, index: Index, spec: str = "", attempts: Iterable[Attempt] =
     elif record.state == JobState.STARTING and (why := index.awaited(record.attempt_id)).reason:
         message.pending.CopyFrom(pending(why))
     if record.exit:
-        message.exit.ParseFromString(record.exit)
+        message.exit.CopyFrom(ended(record.exit))
+    return message
+
+
+def ended(exit: bytes) -> common_pb2.Exit:
+    """The stored record of an end, with what it means: records of earlier versions too."""
+    message = common_pb2.Exit.FromString(exit)
+    message.meaning = meaning(message)
     return message
 
 
@@ -92,7 +100,7 @@ def attempt(record: Attempt) -> scheduler_pb2.Attempt:
         ended_ns=record.ended_ns,
     )
     if record.exit:
-        message.exit.ParseFromString(record.exit)
+        message.exit.CopyFrom(ended(record.exit))
     return message
 
 

@@ -194,6 +194,13 @@ class Exit(_message.Message):
     PROGRESS_FIELD_NUMBER: _builtins.int
     UNACKNOWLEDGED_LINES_FIELD_NUMBER: _builtins.int
     UNACKNOWLEDGED_ROWS_FIELD_NUMBER: _builtins.int
+    LOCAL_RANK_FIELD_NUMBER: _builtins.int
+    EXCEPTION_FIELD_NUMBER: _builtins.int
+    LOST_PEER_FIELD_NUMBER: _builtins.int
+    FAILED_NS_FIELD_NUMBER: _builtins.int
+    OUTPUT_RANK_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    MEANING_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
     """Typed reason: Completed, WorkerFailed, OutOfMemory, Hung, Stopped, DeadlineExceeded, AgentLost, AgentSilent,
     StartFailed, CodeUnavailable, EnvironmentFailed, InputUnavailable, SecretUnavailable, OutputsNotStored;
@@ -222,6 +229,18 @@ class Exit(_message.Message):
     delivered later.
     """
     unacknowledged_rows: _builtins.int
+    local_rank: _builtins.int
+    """of the first failing worker, on its node"""
+    lost_peer: _builtins.bool
+    """that failure followed from the loss of another worker, as its words say"""
+    failed_ns: _builtins.int
+    """when that worker failed, by its machine's clock; 0: no worker failed"""
+    output_rank: _builtins.int
+    """The rank under which logs keep the output of that worker, where it is another: a torchrun of the user writes for all
+    workers of its node.
+    """
+    meaning: _builtins.str
+    """all of the above in plain words; the scheduler fills it in when it is read"""
     @_builtins.property
     def last_lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the last lines of the first failing rank, at most 20"""
@@ -233,6 +252,14 @@ class Exit(_message.Message):
     @_builtins.property
     def progress(self) -> Global___Progress:
         """how far it came: steps and their time alone; unset when no step was seen"""
+
+    @_builtins.property
+    def exception(self) -> Global___Raised:
+        """what the first failing worker raised; unset when none was seen"""
+
+    @_builtins.property
+    def memory(self) -> Global___MemoryUse:
+        """of the node that failed; unset when nothing is known"""
 
     def __init__(
         self,
@@ -252,29 +279,110 @@ class Exit(_message.Message):
         progress: Global___Progress | None = ...,
         unacknowledged_lines: _builtins.int = ...,
         unacknowledged_rows: _builtins.int = ...,
+        local_rank: _builtins.int | None = ...,
+        exception: Global___Raised | None = ...,
+        lost_peer: _builtins.bool = ...,
+        failed_ns: _builtins.int = ...,
+        output_rank: _builtins.int | None = ...,
+        memory: Global___MemoryUse | None = ...,
+        meaning: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "exit_code", b"exit_code", "first_failing_rank", b"first_failing_rank", "matched_rule", b"matched_rule", "node", b"node", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_local_rank", b"_local_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "_output_rank", b"_output_rank", "exception", b"exception", "exit_code", b"exit_code", "first_failing_rank", b"first_failing_rank", "local_rank", b"local_rank", "matched_rule", b"matched_rule", "memory", b"memory", "node", b"node", "output_rank", b"output_rank", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "acknowledged", b"acknowledged", "exit_code", b"exit_code", "first_failing_rank", b"first_failing_rank", "last_lines", b"last_lines", "matched_rule", b"matched_rule", "message", b"message", "node", b"node", "progress", b"progress", "progressed", b"progressed", "reason", b"reason", "resumed_from", b"resumed_from", "signal", b"signal", "unacknowledged_lines", b"unacknowledged_lines", "unacknowledged_rows", b"unacknowledged_rows", "unstored", b"unstored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "_first_failing_rank", b"_first_failing_rank", "_local_rank", b"_local_rank", "_matched_rule", b"_matched_rule", "_node", b"_node", "_output_rank", b"_output_rank", "acknowledged", b"acknowledged", "exception", b"exception", "exit_code", b"exit_code", "failed_ns", b"failed_ns", "first_failing_rank", b"first_failing_rank", "last_lines", b"last_lines", "local_rank", b"local_rank", "lost_peer", b"lost_peer", "matched_rule", b"matched_rule", "meaning", b"meaning", "memory", b"memory", "message", b"message", "node", b"node", "output_rank", b"output_rank", "progress", b"progress", "progressed", b"progressed", "reason", b"reason", "resumed_from", b"resumed_from", "signal", b"signal", "unacknowledged_lines", b"unacknowledged_lines", "unacknowledged_rows", b"unacknowledged_rows", "unstored", b"unstored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
     _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015
     _WhichOneofReturnType__first_failing_rank: _TypeAlias = _typing.Literal["first_failing_rank"]  # noqa: Y015
     _WhichOneofArgType__first_failing_rank: _TypeAlias = _typing.Literal["_first_failing_rank", b"_first_failing_rank"]  # noqa: Y015
+    _WhichOneofReturnType__local_rank: _TypeAlias = _typing.Literal["local_rank"]  # noqa: Y015
+    _WhichOneofArgType__local_rank: _TypeAlias = _typing.Literal["_local_rank", b"_local_rank"]  # noqa: Y015
     _WhichOneofReturnType__matched_rule: _TypeAlias = _typing.Literal["matched_rule"]  # noqa: Y015
     _WhichOneofArgType__matched_rule: _TypeAlias = _typing.Literal["_matched_rule", b"_matched_rule"]  # noqa: Y015
     _WhichOneofReturnType__node: _TypeAlias = _typing.Literal["node"]  # noqa: Y015
     _WhichOneofArgType__node: _TypeAlias = _typing.Literal["_node", b"_node"]  # noqa: Y015
+    _WhichOneofReturnType__output_rank: _TypeAlias = _typing.Literal["output_rank"]  # noqa: Y015
+    _WhichOneofArgType__output_rank: _TypeAlias = _typing.Literal["_output_rank", b"_output_rank"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__exit_code) -> _WhichOneofReturnType__exit_code | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__first_failing_rank) -> _WhichOneofReturnType__first_failing_rank | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__local_rank) -> _WhichOneofReturnType__local_rank | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__matched_rule) -> _WhichOneofReturnType__matched_rule | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__node) -> _WhichOneofReturnType__node | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output_rank) -> _WhichOneofReturnType__output_rank | None: ...
 
 Global___Exit: _TypeAlias = Exit  # noqa: Y015
+
+@_typing.final
+class Raised(_message.Message):
+    """An exception of a Python program."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TYPE_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    type: _builtins.str
+    """qualified as Python prints it, for instance "ValueError" or "torch.OutOfMemoryError" """
+    message: _builtins.str
+    """its first line"""
+    def __init__(
+        self,
+        *,
+        type: _builtins.str = ...,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "type", b"type"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Raised: _TypeAlias = Raised  # noqa: Y015
+
+@_typing.final
+class MemoryUse(_message.Message):
+    """How much memory a node of an attempt used at most, and how much it may."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PEAK_BYTES_FIELD_NUMBER: _builtins.int
+    LIMIT_BYTES_FIELD_NUMBER: _builtins.int
+    SAMPLED_FIELD_NUMBER: _builtins.int
+    ENFORCED_FIELD_NUMBER: _builtins.int
+    OOM_KILLS_FIELD_NUMBER: _builtins.int
+    peak_bytes: _builtins.int
+    """of the workers and the agent together; 0: not known"""
+    limit_bytes: _builtins.int
+    """0: not known"""
+    sampled: _builtins.bool
+    """the peak is of samples of resident memory; else it is counted by the kernel, with file cache"""
+    enforced: _builtins.bool
+    """the kernel holds the node to the limit; else it is what the node's workers requested"""
+    oom_kills: _builtins.int
+    """processes of the node that the kernel killed at the limit; unset: not known"""
+    def __init__(
+        self,
+        *,
+        peak_bytes: _builtins.int = ...,
+        limit_bytes: _builtins.int = ...,
+        sampled: _builtins.bool = ...,
+        enforced: _builtins.bool = ...,
+        oom_kills: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_oom_kills", b"_oom_kills", "oom_kills", b"oom_kills"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_oom_kills", b"_oom_kills", "enforced", b"enforced", "limit_bytes", b"limit_bytes", "oom_kills", b"oom_kills", "peak_bytes", b"peak_bytes", "sampled", b"sampled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__oom_kills: _TypeAlias = _typing.Literal["oom_kills"]  # noqa: Y015
+    _WhichOneofArgType__oom_kills: _TypeAlias = _typing.Literal["_oom_kills", b"_oom_kills"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__oom_kills) -> _WhichOneofReturnType__oom_kills | None: ...
+
+Global___MemoryUse: _TypeAlias = MemoryUse  # noqa: Y015
 
 @_typing.final
 class Progress(_message.Message):

@@ -1068,6 +1068,7 @@ class NodePlan(_message.Message):
     IN_IMAGE_FIELD_NUMBER: _builtins.int
     DRAIN_TIMEOUT_S_FIELD_NUMBER: _builtins.int
     THREADS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     job_id: _builtins.str
     job_name: _builtins.str
@@ -1112,6 +1113,8 @@ class NodePlan(_message.Message):
     """how long, after a stop, what is only in this node's folder may take at least"""
     threads: _builtins.int
     """OMP_NUM_THREADS of a worker that has the node's limit for itself; 0: not said"""
+    memory_bytes: _builtins.int
+    """what the workers of this node requested; 0: not said"""
     @_builtins.property
     def command(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -1182,10 +1185,11 @@ class NodePlan(_message.Message):
         in_image: _builtins.bool = ...,
         drain_timeout_s: _builtins.float = ...,
         threads: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoints", b"checkpoints", "code_git", b"code_git"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "ca_file", b"ca_file", "cgroup_procs", b"cgroup_procs", "checkpoints", b"checkpoints", "code_artifact", b"code_artifact", "code_git", b"code_git", "command", b"command", "drain_timeout_s", b"drain_timeout_s", "endpoint", b"endpoint", "endpoint_file", b"endpoint_file", "env", b"env", "fence", b"fence", "finalize_timeout_s", b"finalize_timeout_s", "gpus", b"gpus", "gpus_per_worker", b"gpus_per_worker", "grace_s", b"grace_s", "hang_timeout_s", b"hang_timeout_s", "in_image", b"in_image", "inputs", b"inputs", "job_id", b"job_id", "job_name", b"job_name", "log_rules", b"log_rules", "master_addr", b"master_addr", "master_port", b"master_port", "node", b"node", "nodes", b"nodes", "outputs", b"outputs", "rejected_checkpoints", b"rejected_checkpoints", "requirements", b"requirements", "run_name", b"run_name", "runtime", b"runtime", "spec_json", b"spec_json", "state_dir", b"state_dir", "threads", b"threads", "tied_to_pid", b"tied_to_pid", "tied_to_start_time", b"tied_to_start_time", "token", b"token", "workers_per_node", b"workers_per_node", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "ca_file", b"ca_file", "cgroup_procs", b"cgroup_procs", "checkpoints", b"checkpoints", "code_artifact", b"code_artifact", "code_git", b"code_git", "command", b"command", "drain_timeout_s", b"drain_timeout_s", "endpoint", b"endpoint", "endpoint_file", b"endpoint_file", "env", b"env", "fence", b"fence", "finalize_timeout_s", b"finalize_timeout_s", "gpus", b"gpus", "gpus_per_worker", b"gpus_per_worker", "grace_s", b"grace_s", "hang_timeout_s", b"hang_timeout_s", "in_image", b"in_image", "inputs", b"inputs", "job_id", b"job_id", "job_name", b"job_name", "log_rules", b"log_rules", "master_addr", b"master_addr", "master_port", b"master_port", "memory_bytes", b"memory_bytes", "node", b"node", "nodes", b"nodes", "outputs", b"outputs", "rejected_checkpoints", b"rejected_checkpoints", "requirements", b"requirements", "run_name", b"run_name", "runtime", b"runtime", "spec_json", b"spec_json", "state_dir", b"state_dir", "threads", b"threads", "tied_to_pid", b"tied_to_pid", "tied_to_start_time", b"tied_to_start_time", "token", b"token", "workers_per_node", b"workers_per_node", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -36,8 +36,10 @@ def workers_of(plan: Plan, folder: str, *, cwd: str = "", python_bin: str = "", 
     """
     cwd = cwd or f"{folder}/work"
     shared = _shared(plan, folder, cwd, python_bin or own_python(plan), resume_from)
-    if _names_torchrun(plan.command):
-        environment = {**shared, **_torchrun_options(plan), **_gpus(plan, None)}
+    if names_torchrun(plan.command):
+        # It copies there what the worker that failed first has recorded.
+        recorded = {"TORCHELASTIC_ERROR_FILE": error_file(folder, plan.first_rank)}
+        environment = {**shared, **_torchrun_options(plan), **_gpus(plan, None), **recorded}
         return [_worker(plan, folder, 0, list(plan.command), environment, cwd)]
     command = _command(plan, folder, cwd, shared)
     return [
@@ -67,7 +69,8 @@ def own_python(plan: Plan) -> str:
     return "" if plan.in_image else os.path.dirname(sys.executable)
 
 
-def _names_torchrun(command: list[str]) -> bool:
+def names_torchrun(command: list[str]) -> bool:
+    """Whether a command is the installed torchrun, which starts the workers of a node itself."""
     return os.path.basename(command[0]) == "torchrun" or command[1:3] == ["-m", "torch.distributed.run"]
 
 
@@ -90,7 +93,7 @@ def _shared(plan: Plan, folder: str, cwd: str, python_bin: str, resume_from: str
         environment |= {"DLTS_HOSTFILE": f"{folder}/hostfile"} | deepspeed.accelerator(plan)
     environment |= plan.env
     # Libraries would take as many as the machine has cores, whatever the limit. A torchrun of the user decides itself.
-    if plan.threads and not _names_torchrun(plan.command):
+    if plan.threads and not names_torchrun(plan.command):
         environment.setdefault("OMP_NUM_THREADS", str(plan.threads))
     environment["PATH"] = os.pathsep.join(filter(None, [python_bin, environment.get("PATH", os.defpath)]))
     environment["PYTHONPATH"] = os.pathsep.join(

@@ -17,6 +17,7 @@ class End:
     """How a worker ended."""
 
     rank: int
+    local_rank: int
     exit_code: int | None  # None when a signal ended it
     signal: str  # name of the signal, or ""
     time_ns: int
@@ -38,6 +39,7 @@ class Gang:
     def __init__(self, started: Sequence[Started], reaper: Reaper) -> None:
         loop = asyncio.get_running_loop()
         self.started = tuple(started)
+        self._reaper = reaper
         self.ends: dict[int, End] = {}
         self.failed: asyncio.Future[End] = loop.create_future()
         self.over: asyncio.Future[None] = loop.create_future()
@@ -48,9 +50,9 @@ class Gang:
             self.over.set_result(None)
 
     def _ended(self, started: Started, code: int) -> None:
-        rank = started.worker.rank
+        rank, local_rank = started.worker.rank, started.worker.local_rank
         name = signal.Signals(-code).name if code < 0 else ""
-        end = self.ends[rank] = End(rank, None if name else code, name, time.time_ns())
+        end = self.ends[rank] = End(rank, local_rank, None if name else code, name, time.time_ns())
         if end.failed and not self.failed.done():
             self.failed.set_result(end)
         if len(self.ends) == len(self.started):
@@ -59,6 +61,11 @@ class Gang:
     @property
     def running(self) -> list[Started]:
         return [each for each in self.started if each.worker.rank not in self.ends]
+
+    @property
+    def resident_peak(self) -> int:
+        """Resident memory, in bytes, of the workers that ended, each at its own peak."""
+        return sum(self._reaper.resident_peaks.get(each.pid, 0) for each in self.started)
 
     async def stop(self, grace_s: float) -> None:
         """SIGTERM to all, SIGKILL to those that are still there after `grace_s`; returns when all ended."""

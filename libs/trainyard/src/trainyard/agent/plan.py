@@ -88,6 +88,7 @@ class Plan:
         self.run_name: str = get("run_name", "") or self.job_name
         self.spec_json: str = get("spec_json", "")
         self.in_image: bool = get("in_image", False)
+        self.memory_bytes = int(get("memory_bytes", 0))
         self.threads: int = get("threads", 0)
         self.drain_timeout_s: float = get("drain_timeout_s", 0.0)
         self.finalize_timeout_s: float = get("finalize_timeout_s", 0.0) or 600.0

@@ -19,11 +19,17 @@ KILL_TIMEOUT_S = 10.0
 
 
 class Reaper:
-    """Collects the exit status of every child of this process, known or adopted."""
+    """Collects the exit status of every child of this process, known or adopted.
+
+    Attributes:
+        resident_peaks: of ended children that were expected, by pid: the most resident memory, in bytes, of any one
+            process among the child and the descendants that it waited for.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[int, asyncio.Future[int]] = {}
         self._reaped = asyncio.Event()
+        self.resident_peaks: dict[int, int] = {}
 
     def begin(self) -> None:
         """Takes over SIGCHLD of the running loop, and what ended before."""
@@ -37,13 +43,14 @@ class Reaper:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 break
             if pid == 0:
                 break
             future = self._waiting.pop(pid, None)
             if future is not None and not future.done():
+                self.resident_peaks[pid] = used.ru_maxrss * 1024
                 future.set_result(os.waitstatus_to_exitcode(status))
         self._reaped.set()
 

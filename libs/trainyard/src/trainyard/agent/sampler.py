@@ -30,6 +30,7 @@ class Sampler:
 
     Attributes:
         newest: the newest usage by rank.
+        peak_bytes: the most resident memory of all trees together that a sample has seen.
     """
 
     def __init__(self, targets: Iterable[Target], gpus: Gpus) -> None:
@@ -37,10 +38,12 @@ class Sampler:
         self._gpus = gpus
         self._before: dict[int, tuple[float, dict[int, int]]] = {}
         self.newest: dict[int, common_pb2.Usage] = {}
+        self.peak_bytes = 0
 
     def sample(self) -> dict[int, common_pb2.Usage]:
         """The usage of every tree that still has a process, by rank."""
         self.newest = {target.rank: usage for target in self._targets if (usage := self._of_tree(target)) is not None}
+        self.peak_bytes = max(self.peak_bytes, sum(usage.memory_bytes for usage in self.newest.values()))
         return self.newest
 
     def _of_tree(self, target: Target) -> common_pb2.Usage | None:

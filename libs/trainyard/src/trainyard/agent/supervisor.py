@@ -10,7 +10,7 @@ from typing import Any
 
 from trainyard_protos.v1 import common_pb2, launcher_pb2
 
-from trainyard.agent import boot, oom, surroundings, verdict
+from trainyard.agent import boot, first_failure, surroundings, verdict
 from trainyard.agent.carriers import Carriers
 from trainyard.agent.contract import workers_of
 from trainyard.agent.echo import Echo
@@ -18,6 +18,7 @@ from trainyard.agent.exit_record import write_exit, write_termination
 from trainyard.agent.failure import NodeFailed
 from trainyard.agent.gang import Gang
 from trainyard.agent.hang import Pulse
+from trainyard.agent.node_memory import NodeMemory
 from trainyard.agent.parts import TALKING
 from trainyard.agent.plan import Plan
 from trainyard.agent.prepare import Prepared, prepare
@@ -28,6 +29,7 @@ from trainyard.agent.verdict import StopOrder
 from trainyard.agent.watch import Watch
 
 STOP_PEERS_S = 10.0  # grace for the other workers when one failed
+LOST_PEER_S = 3.0  # for the peer that a failed worker lost to end by itself, with its traceback and exit status
 SAY_GOODBYE_S = 5.0
 PEER_FAILED = "PeerFailed"
 
@@ -58,8 +60,7 @@ class Node:
         self._started = started
         self._gang = Gang(started, self._reaper) if started else None
         self._stop: asyncio.Future[StopOrder] = asyncio.get_running_loop().create_future()
-        self._groups = plan.cgroup_procs or (oom.OF_CONTAINER if plan.in_image else ())
-        self._oom_kills = oom.kills(self._groups)
+        self._memory = NodeMemory(plan)
         self._pulse = Pulse()
         self._ended = False  # the workers have, or will, for a reason of their own: a peer's failure changes nothing
         self._orphaned = False  # the yard that this node is tied to is gone: there is nobody to deliver to
@@ -96,7 +97,7 @@ class Node:
                 ready = await self._prepare()
                 if isinstance(ready, StopOrder):
                     self._carriers.begin(None, workers_run=False)
-                    return self._complete(verdict.stopped(ready), None)
+                    return self._complete(verdict.stopped(ready))
                 prepared = ready
             return await self._run_workers(prepared)
         except NodeFailed as error:
@@ -109,7 +110,7 @@ class Node:
         await self._kill_workers()
         self._carriers.begin(None, workers_run=False)
         self._carriers.journal.say(f"{reason}: {message}")
-        return self._complete(common_pb2.Exit(reason=reason, message=message), None)
+        return self._complete(common_pb2.Exit(reason=reason, message=message))
 
     async def _prepare(self) -> Prepared | StopOrder:
         preparing = asyncio.ensure_future(
@@ -133,11 +134,12 @@ class Node:
         self._carriers.session.phase("running")
         watch.begin(self._gang)
         try:
-            exit, rank = await self._until_over(self._gang)
+            exit = await self._until_over(self._gang)
         finally:
             await self._kill_workers()
             await watch.end()
-        return self._complete(exit, rank)
+        exit.memory.CopyFrom(self._memory.use(max(watch.resident_peak, self._gang.resident_peak)))
+        return self._complete(exit)
 
     def _start(self, prepared: Prepared) -> None:
         workers = workers_of(
@@ -152,8 +154,8 @@ class Node:
         finally:
             self._gang = Gang(self._started, self._reaper)
 
-    async def _until_over(self, gang: Gang) -> tuple[common_pb2.Exit, int | None]:
-        """Why the workers ended, and the rank whose last lines tell the story."""
+    async def _until_over(self, gang: Gang) -> common_pb2.Exit:
+        """Why the workers ended."""
         silent = asyncio.ensure_future(self._pulse.silent_for(self._plan.hang_timeout_s))
         try:
             await _first(gang.failed, gang.over, self._stop, silent)
@@ -161,19 +163,31 @@ class Node:
             silent.cancel()
         self._ended = gang.failed.done() or gang.over.done() or not self._stop.done()
         if gang.failed.done():
-            await gang.stop(min(self._plan.grace_s, STOP_PEERS_S))
-            end = gang.failed.result()
-            out_of_memory = oom.kills(self._groups) > self._oom_kills
-            return verdict.worker_failed(end, str(self._folder), out_of_memory=out_of_memory), end.rank
+            if first_failure.lost_its_peer(gang.failed.result(), str(self._folder)):
+                await _first(gang.over, self._stop, timeout_s=LOST_PEER_S)
+            failed = await self._stop_and_explain(gang, min(self._plan.grace_s, STOP_PEERS_S))
+            assert failed is not None
+            return failed
         if gang.over.done():
-            return verdict.completed(), None
+            return verdict.completed()
         if self._stop.done():
             order = self._stop.result()
-            await gang.stop(order.grace_s)
-            return verdict.stopped(order), None
+            failed = await self._stop_and_explain(gang, order.grace_s)
+            # The worker that the peers lost may still be writing its traceback.
+            return failed if failed is not None and order.reason == PEER_FAILED else verdict.stopped(order)
         await self._record_hang()
         await gang.stop(min(self._plan.grace_s, STOP_PEERS_S))
-        return verdict.hung(self._plan.hang_timeout_s), None
+        return verdict.hung(self._plan.hang_timeout_s)
+
+    async def _stop_and_explain(self, gang: Gang, grace_s: float) -> common_pb2.Exit | None:
+        """Ends the workers; which of them failed first, and how. None when none failed by itself."""
+        ended = frozenset(gang.ends)
+        await gang.stop(grace_s)
+        failure = first_failure.of_node(gang.ends, str(self._folder), self._plan, ended)
+        if failure is None:
+            return None
+        killed = self._memory.use(0).oom_kills > 0
+        return verdict.worker_failed(failure, out_of_memory=killed)
 
     async def _record_hang(self) -> None:
         for stacks in await self._stacks():
@@ -189,10 +203,9 @@ class Node:
         if left:
             self._carriers.note("ProcessesLeft", f"could not be killed: {', '.join(map(str, left))}")
 
-    def _complete(self, exit: common_pb2.Exit, rank: int | None) -> common_pb2.Exit:
+    def _complete(self, exit: common_pb2.Exit) -> common_pb2.Exit:
         carriers = self._carriers
-        last_lines = carriers.journal.last_lines(rank) if rank is not None else []
-        verdict.complete(exit, self._plan, last_lines, carriers.rules.matched)
+        verdict.complete(exit, self._plan, carriers.journal.last_lines, carriers.rules.matched)
         exit.resumed_from = carriers.restored.version_id
         exit.progressed = carriers.progressed
         if (far := carriers.tracked.progress).updated_ns:
@@ -260,9 +273,9 @@ class Node:
             self._order_stop(StopOrder("Shutdown", self._plan.grace_s, "the process this job belongs to is gone"))
 
 
-async def _first(*futures: asyncio.Future[Any]) -> None:
-    """Waits until one of them is done."""
-    await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+async def _first(*futures: asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    """Waits until one of them is done, or the time is up."""
+    await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
 def _started_line(plan: Plan, started: list[Started], prepared: Prepared) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainyard_protos.v1 import common_pb2
 
-from trainyard.agent.contract import error_file
-from trainyard.agent.gang import End
+from trainyard.agent.first_failure import WorkerFailure
 from trainyard.agent.plan import Plan
+from trainyard.exit_meaning import was_killed
+from trainyard.source import redacted
 
 MAX_MESSAGE = 2_000
 MAX_LAST_LINE = 500
@@ -54,40 +55,64 @@ def hung(timeout_s: float) -> common_pb2.Exit:
     )
 
 
-def worker_failed(end: End, folder: str, *, out_of_memory: bool) -> common_pb2.Exit:
-    """The first failing worker decides for its node."""
-    exit = common_pb2.Exit(first_failing_rank=end.rank, signal=end.signal)
-    if end.exit_code is not None:
-        exit.exit_code = end.exit_code
-    how = f"was ended by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
-    if out_of_memory and end.signal == "SIGKILL":
+def worker_failed(failure: WorkerFailure, *, out_of_memory: bool) -> common_pb2.Exit:
+    """The worker that failed first decides for its node.
+
+    Args:
+        out_of_memory: whether the kernel killed a process of the node at its memory limit.
+    """
+    end, evidence = failure.end, failure.evidence
+    exit = common_pb2.Exit(
+        reason="WorkerFailed",
+        first_failing_rank=end.rank,
+        local_rank=end.local_rank,
+        failed_ns=failure.failed_ns,
+        last_lines=failure.last_lines,
+        lost_peer=evidence.lost_peer,
+    )
+    if failure.output_rank is not None:
+        exit.output_rank = failure.output_rank
+    if not failure.cut_short:
+        exit.signal = end.signal
+        if end.exit_code is not None:
+            exit.exit_code = end.exit_code
+    if out_of_memory and was_killed(exit):
         exit.reason = "OutOfMemory"
         exit.message = (
             f"rank {end.rank} was killed by the kernel: the node used more memory than its limit: raise "
             "spec.resources.memory"
         )
-    else:
-        exit.reason = "WorkerFailed"
-        exit.message = f"rank {end.rank} {how}"
-        if raised := _raised(error_file(folder, end.rank)):
-            exit.message += f": {raised}"
+        return exit
+    how = [f"was ended by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"]
+    if evidence.exception is not None:
+        exit.exception.type, exit.exception.message = map(without_credentials, evidence.exception)
+        raised = ": ".join(filter(None, evidence.exception))
+        how = [f"raised {raised}"] if failure.cut_short else [*how, raised]
+    exit.message = f"rank {end.rank} {': '.join(how)}"
     return exit
 
 
-def complete(exit: common_pb2.Exit, plan: Plan, last_lines: list[str], matched_rule: int | None) -> None:
-    """Adds what every exit has."""
+def complete(
+    exit: common_pb2.Exit, plan: Plan, last_lines: Callable[[int], list[str]], matched_rule: int | None
+) -> None:
+    """Adds what every exit has.
+
+    Args:
+        last_lines: the newest lines of a rank.
+    """
     exit.node = plan.node
-    exit.message = exit.message[:MAX_MESSAGE]
-    exit.last_lines.extend(line[:MAX_LAST_LINE] for line in last_lines)
+    exit.message = without_credentials(exit.message)[:MAX_MESSAGE]
+    if exit.reason != "Completed" and not exit.last_lines:
+        if not exit.HasField("first_failing_rank"):
+            exit.output_rank = plan.first_rank  # none failed first: one of them stands for all
+        rank = exit.output_rank if exit.HasField("output_rank") else exit.first_failing_rank
+        exit.last_lines.extend(last_lines(rank))
+    for index, line in enumerate(exit.last_lines):
+        exit.last_lines[index] = without_credentials(line)[:MAX_LAST_LINE]
     if matched_rule is not None and exit.reason != "Completed":
         exit.matched_rule = matched_rule
 
 
-def _raised(path: str) -> str:
-    """The exception that torch's `record` decorator noted, or ""."""
-    try:
-        with open(path) as file:
-            message = json.load(file)["message"]
-        return str(message["message"] if isinstance(message, dict) else message)
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
+def without_credentials(text: str) -> str:
+    """Words of a worker for the job's record, which more people read than its logs."""
+    return redacted(text) if "://" in text else text

@@ -49,6 +49,11 @@ class Watch:
             run(MEASURING, self._sample),
         ]
 
+    @property
+    def resident_peak(self) -> int:
+        """The most resident memory of all workers together that a sample has seen, in bytes."""
+        return self._sampler.peak_bytes
+
     async def end(self) -> None:
         """Takes in the last of everything; the workers have ended."""
         for task in self._tasks:

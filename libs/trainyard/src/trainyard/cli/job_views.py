@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainyard_protos.v1 import launcher_pb2
 
-from trainyard.cli import exits, tables, words
+from trainyard.cli import failures, tables, words
 from trainyard.cli.terminal import next_steps, say, state, styled
 from trainyard.client import states
 from trainyard.client.names import job_reference
@@ -138,7 +138,7 @@ def _attempts(job: pb.Job, now: launcher_pb2.DescribeResponse) -> None:
             attempt.state,
             words.between(attempt.started_ns, attempt.ended_ns),
             ", ".join(dict.fromkeys(_machines(attempt, now if attempt.number == job.attempt else None))),
-            exits.describe(attempt.exit) if attempt.HasField("exit") else "",
+            failures.in_one_line(attempt.exit) if attempt.HasField("exit") else "",
         ]
         for attempt in job.attempts
     ]
@@ -213,6 +213,8 @@ def explanation(answer: pb.Explanation, now: launcher_pb2.DescribeResponse) -> N
     say(answer.summary)
     if states.name(job.state) == "queued":
         _queued(answer)
+    if states.name(job.state) == "failed":
+        failures.show(job)
     _in_the_way(now)
     identifier = words.short(job.id)
     next_steps(*(step.replace(job.id, identifier) for step in answer.next or _next(job, identifier)))

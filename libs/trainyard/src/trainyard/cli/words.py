@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from datetime import datetime
 
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+from trainyard.sizes import size as size
+
 SHORT_ID = 18
 """Characters of an id that are shown: of a UUIDv7, the millisecond it was made in and the count within it."""
 
@@ -40,15 +41,6 @@ def clock(time_ns: int) -> str:
     """Time of day in the user's time zone, with its name, to the millisecond."""
     local = datetime.fromtimestamp(time_ns / 1e9).astimezone()
     return f"{local:%H:%M:%S}.{local.microsecond // 1000:03d} {local:%Z}"
-
-
-def size(count: float) -> str:
-    """Bytes, for instance "1.5 GiB"."""
-    for unit in _SIZES[:-1]:
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} {_SIZES[-1]}"
 
 
 def number(value: float) -> str:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
-from trainyard.cli import exits, tables, words
+from trainyard.cli import failures, tables, words
 from trainyard.cli.artifact_views import best_by
 from trainyard.cli.boundary import ExitCode
-from trainyard.cli.terminal import clean, next_steps, say, state, styled
+from trainyard.cli.terminal import next_steps, say, state, styled
 from trainyard.client import states
 from trainyard.client.names import BEST, SYSTEM_PREFIX
 
@@ -56,23 +56,13 @@ def _headline(job: pb.Job) -> str:
 
 
 def _failure(job: pb.Job) -> None:
-    ended = job.exit
-    why = words.because(job.reason, job.message)
-    how = exits.describe(ended) if ended.reason else ""
-    tables.pairs(
+    failures.show(
+        job,
         [
-            ("  reason", why),
-            ("  exit", how if how != why else ""),
-            ("  message", ended.message if ended.message not in why + how else ""),
-            ("  rule", f"spec.retries.rules[{ended.matched_rule}]" if ended.HasField("matched_rule") else ""),
+            ("  reason", words.because(job.reason, job.message)),
             ("  retries", f"{job.retries_used} of the budget used, {job.free_retries_used} free"),
-            ("  not stored", "\n".join(ended.unstored)),
-        ]
+        ],
     )
-    if ended.last_lines:
-        say(f"  last lines of rank {ended.first_failing_rank}:")
-        for line in ended.last_lines:
-            say(f"    {clean(line)}")
 
 
 def _made(versions: Sequence[artifacts_pb2.Version]) -> list[tuple[str, str]]:
@@ -119,8 +109,8 @@ def useful_next(job: pb.Job, versions: Sequence[artifacts_pb2.Version]) -> list[
     """Commands about an ended job and the versions that it made."""
     identifier = words.short(job.id)
     if job.state != pb.JOB_STATE_SUCCEEDED:
-        rank = job.exit.first_failing_rank
-        only = f" --rank {rank}" if job.exit.HasField("first_failing_rank") else ""
+        rank = failures.rank_of_logs(job.exit)
+        only = "" if rank is None else f" --rank {rank}"
         return [f"yard logs {identifier}{only}", f"yard explain {identifier}", f"yard retry {identifier}"]
     outputs = [version for version in versions if version.kind == "output"]
     fetch = [f"yard artifacts get {_reference(outputs[0])}"] if outputs else []

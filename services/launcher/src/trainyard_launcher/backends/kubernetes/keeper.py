@@ -316,6 +316,14 @@ def _end(attempt: Attempt, node: Node, cause: common_pb2.Exit | None) -> NodeEnd
         node.index,
         pod.record if pod and node.verdict is None else None,
         out_of_memory=pod.out_of_memory if pod else False,
+        memory=_memory(pod) if pod else None,
         cause=pods.told_to_end(pod) if presumed and pod else known,
         presumed=presumed,
     )
+
+
+def _memory(pod: pods.Pod) -> common_pb2.MemoryUse | None:
+    """The limit; what a container used, the cluster does not keep."""
+    if not pod.memory_limit:
+        return None
+    return common_pb2.MemoryUse(limit_bytes=pod.memory_limit, sampled=True, enforced=True)

@@ -15,6 +15,7 @@ from google.protobuf import json_format
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_launcher.backends.kubernetes import names
+from trainyard_launcher.backends.kubernetes.machines import amount
 from trainyard_launcher.backends.kubernetes.manifests import AGENT, AGENT_FOLDER, AGENT_VOLUME, WORKER
 
 Object = Mapping[str, Any]
@@ -69,6 +70,7 @@ class Pod:
     record: common_pb2.Exit | None
     cause: common_pb2.Exit | None
     out_of_memory: bool
+    memory_limit: int  # of the workers' container, in bytes; 0: none
     gates: tuple[str, ...] = ()  # that keep the cluster's scheduler from it
     affinity: Object | None = None  # while there are any
 
@@ -97,9 +99,15 @@ def read(pod: Object) -> Pod | None:
         record=exit_record(str(end.get("message", ""))),
         cause=_cause(metadata, status, end, agent_image),
         out_of_memory=end.get("reason") == "OOMKilled",
+        memory_limit=_memory_limit(spec),
         gates=tuple(gates),
         affinity=spec.get("affinity", {}) if gates else None,
     )
+
+
+def _memory_limit(spec: Object) -> int:
+    worker: Object = next((each for each in spec.get("containers", ()) if each["name"] == WORKER), {})
+    return int(amount(str(worker.get("resources", {}).get("limits", {}).get("memory", "0"))))
 
 
 def exit_record(text: str) -> common_pb2.Exit | None:

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import psutil
 from servicekit.ids import now_ns
 from servicekit.ports import free_port
+from trainyard.cgroup_memory import read as read_memory
 from trainyard.home import boot_id
 from trainyard.inherited import patterns
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
@@ -386,7 +387,7 @@ class ProcessBackend:
         same_boot = started is not None and started.pid > 0 and started.boot_id == boot_id()
         agent = sweep.Leader(started.pid, started.start_time) if started is not None and same_boot else None
         self._sweep(sweep.Target(attempt_id, index, agent, folder.path, node.cgroups))
-        end = NodeEnd(attempt_id, index, folder.exit(), cgroups.out_of_memory(node.cgroups))
+        end = NodeEnd(attempt_id, index, folder.exit(), *_memory(node))
         cgroups.remove(node.cgroups)
         return end
 
@@ -518,3 +519,18 @@ class ProcessBackend:
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
+
+
+def _memory(node: NodeRecord) -> tuple[bool, common_pb2.MemoryUse | None]:
+    """Whether the kernel killed a process of a node at its memory limit, and what the node used."""
+    found = read_memory(node.cgroups)
+    if found is None:
+        return False, None
+    use = common_pb2.MemoryUse(
+        peak_bytes=found.peak_bytes,
+        limit_bytes=found.limit_bytes,
+        sampled=not found.peak_bytes,
+        enforced=found.limit_bytes > 0,
+        oom_kills=found.oom_kills,
+    )
+    return found.oom_kills > 0, use

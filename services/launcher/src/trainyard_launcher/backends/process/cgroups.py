@@ -83,17 +83,6 @@ def procs_files(folders: tuple[str, ...]) -> list[str]:
     return [str(Path(folder) / "cgroup.procs") for folder in folders]
 
 
-def out_of_memory(folders: tuple[str, ...]) -> bool:
-    """Whether the kernel killed a process of these groups because memory ran out."""
-    for folder in folders:
-        for file in ("memory.events", "memory.oom_control"):
-            with contextlib.suppress(OSError, ValueError):
-                counters = dict(line.split() for line in (Path(folder) / file).read_text().splitlines())
-                if int(counters.get("oom_kill", 0)) > 0:
-                    return True
-    return False
-
-
 def remove(folders: tuple[str, ...], timeout_s: float = 2) -> None:
     """Removes groups. The kernel lets go of a group a moment after its last process, and tells nobody when."""
     deadline = time.monotonic() + timeout_s

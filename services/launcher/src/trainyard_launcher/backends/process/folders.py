@@ -138,15 +138,22 @@ class NodeFolder:
         except (FileNotFoundError, DecodeError):
             return None
 
-    def log_tail(self, lines: int, max_bytes: int = 64 * 1024) -> list[str]:
-        """The last lines of the agent's own log."""
-        try:
-            with self.log.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                file.seek(max(size - max_bytes, 0))
-                return file.read().decode(errors="replace").splitlines()[-lines:]
-        except FileNotFoundError:
-            return []
+    def log_tail(self, lines: int) -> list[str]:
+        """The last lines of the agent's own log; where there are none, of the worker that wrote last."""
+        if found := _tail(self.log, lines):
+            return found
+        outputs = sorted((self.path / "out").glob("rank-*.log"), key=lambda file: file.stat().st_mtime_ns)
+        return _tail(outputs[-1], lines) if outputs else []
+
+
+def _tail(file: Path, lines: int, max_bytes: int = 64 * 1024) -> list[str]:
+    try:
+        with file.open("rb") as opened:
+            size = opened.seek(0, os.SEEK_END)
+            opened.seek(max(size - max_bytes, 0))
+            return opened.read().decode(errors="replace").splitlines()[-lines:]
+    except FileNotFoundError:
+        return []
 
 
 class AttemptFolder:

@@ -1,0 +1,110 @@
+"""Which worker failed first, and what the record of the end says about it. Real agents, real processes."""
+
+from __future__ import annotations
+
+import pytest
+from trainyard.agent.first_failure import Evidence, WorkerFailure, first
+from trainyard.agent.gang import End
+from trainyard_protos.v1 import launcher_pb2
+
+# Rank 0 loses its peer and ends before rank 1, whose traceback is long written, has ended.
+ONE_RAISES = """
+import atexit, os, sys, time
+
+def gone(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+
+def wait(condition):
+    while not condition():
+        time.sleep(0.01)
+
+if os.environ["TRAINYARD_RANK"] == "0":
+    with open("pid.new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("pid.new", "pid")
+    wait(lambda: os.path.exists("raised"))
+    raise RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer [::1]:12721")
+
+def linger():
+    open("raised", "w").close()
+    wait(lambda: gone(int(open("pid").read())))
+
+wait(lambda: os.path.exists("pid"))
+atexit.register(linger)
+raise ValueError("no such\\nlabel")
+"""
+RAISES_AND_LINGERS = """
+import atexit, time
+atexit.register(lambda: (print("ending", flush=True), time.sleep(3600)))
+raise ValueError("bad data")
+"""
+
+
+async def test_the_worker_that_raised_is_named_not_its_peer_that_ended_before_it(attempt):
+    exit = await attempt(["python-code", ONE_RAISES], workers_per_node=2).run()
+    assert (exit.first_failing_rank, exit.node, exit.local_rank) == (1, 0, 1)
+    assert (exit.exception.type, exit.exception.message) == ("ValueError", "no such")
+    assert not exit.lost_peer
+    assert exit.last_lines[-2:] == ["ValueError: no such", "label"]
+    assert exit.failed_ns
+
+
+async def test_a_worker_that_raised_before_a_peers_failure_stopped_it_has_failed_itself(attempt, yard):
+    run = attempt(["python-code", RAISES_AND_LINGERS])
+    await run.start()
+    await yard.launcher.wait_for_line("ending")
+    stop = launcher_pb2.AgentCommand.Stop(reason="PeerFailed", grace_s=20)
+    yard.launcher.tell(launcher_pb2.AgentCommand(stop=stop))
+    await run.wait()
+    exit = run.exit()
+    assert (exit.reason, exit.exception.type) == ("WorkerFailed", "ValueError")
+    assert (exit.signal, exit.HasField("exit_code")) == ("", False)  # those are of the stop
+    assert exit.message == "rank 0 raised ValueError: bad data"
+
+
+@pytest.mark.parametrize(
+    ("code", "signal", "exit_code", "exception", "last_line"),
+    [
+        ("import sys; print('so far'); sys.exit(3)", "", 3, "", "so far"),
+        ("import os; print('so far', end='', flush=True); os.kill(os.getpid(), 9)", "SIGKILL", None, "", "so far"),
+        ("import os; print('so far', flush=True); os.kill(os.getpid(), 11)", "SIGSEGV", None, "", "so far"),
+        ("import nothing_like_this", "", 1, "ModuleNotFoundError", None),
+        ("raise KeyError('https://me:secret@host/')", "", 1, "KeyError", "KeyError: 'https://host/'"),
+    ],
+)
+async def test_a_failure_has_its_exit_its_exception_and_its_last_lines(
+    attempt, code, signal, exit_code, exception, last_line
+):
+    exit = await attempt(["python-code", code]).run()
+    assert (exit.signal, exit.exit_code if exit.HasField("exit_code") else None) == (signal, exit_code)
+    assert exit.exception.type == exception
+    assert last_line is None or exit.last_lines[-1] == last_line
+    assert len(exit.last_lines) <= 20
+    assert exit.memory.peak_bytes > 2**20
+    assert "secret" not in str(exit)
+
+
+async def test_memory_that_no_group_counts_is_that_of_the_processes_against_what_was_requested(attempt):
+    code = "x = bytearray(b'x' * (96 << 20)); import os; os.kill(os.getpid(), 9)"
+    memory = (await attempt(["python-code", code], memory_bytes=2**28).run()).memory
+    assert 96 << 20 < memory.peak_bytes < 2**28
+    assert (memory.limit_bytes, memory.sampled, memory.enforced) == (2**28, True, False)
+    assert not memory.HasField("oom_kills")
+
+
+def failure(rank: int, time_ns: int, **evidence: object) -> WorkerFailure:
+    known = {"exception": None, "lost_peer": False} | evidence
+    return WorkerFailure(End(rank, rank, 1, "", time_ns), Evidence(**known))
+
+
+def test_a_recorded_exception_counts_from_when_it_was_recorded():
+    found = first([failure(0, 20), failure(1, 30, exception=("ValueError", "bad"), recorded_ns=10)])
+    assert (found.end.rank, found.failed_ns) == (1, 10)
+
+
+def test_where_all_lost_a_peer_the_earliest_explains_the_failure():
+    assert first([failure(0, 20, lost_peer=True), failure(1, 10, lost_peer=True)]).end.rank == 1
+    assert first([failure(0, 10, lost_peer=True), failure(1, 20)]).end.rank == 1
