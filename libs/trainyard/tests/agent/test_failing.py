@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 from trainyard.agent.first_failure import Evidence, WorkerFailure, first
 from trainyard.agent.gang import End
 from trainyard_protos.v1 import launcher_pb2
+
+from scripts.testbed.ports import free_port
 
 # Rank 0 loses its peer and ends before rank 1, whose traceback is long written, has ended.
 ONE_RAISES = """
@@ -93,6 +98,26 @@ async def test_memory_that_no_group_counts_is_that_of_the_processes_against_what
     assert 96 << 20 < memory.peak_bytes < 2**28
     assert (memory.limit_bytes, memory.sampled, memory.enforced) == (2**28, True, False)
     assert not memory.HasField("oom_kills")
+
+
+async def test_the_report_of_the_installed_torchrun_names_the_worker_that_failed_first(attempt, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, time\n"
+        "if os.environ['RANK'] == '3':\n"
+        "    print('loading', flush=True)\n"
+        "    raise ValueError('bad data')\n"
+        "time.sleep(3600)\n"
+    )
+    free = f"127.0.0.1:{free_port()}"
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", free]
+    command = [Path(sys.executable).with_name("torchrun"), *rendezvous, script]
+    run = attempt([str(each) for each in command], runtime="torchrun", workers_per_node=4)
+    exit = await run.run()
+    assert (exit.first_failing_rank, exit.local_rank, exit.exit_code, exit.output_rank) == (3, 3, 1, 0)
+    assert (exit.exception.type, exit.exception.message) == ("ValueError", "bad data")
+    assert exit.last_lines[-1] == "ValueError: bad data"
+    assert "loading" in exit.last_lines
 
 
 def failure(rank: int, time_ns: int, **evidence: object) -> WorkerFailure:
