@@ -10,6 +10,8 @@ VENV := .venv
 export UV_COMPILE_BYTECODE := 1
 # Tests wait more than they compute: four at once also where there are two cores. A file's tests share servers.
 TESTS_AT_ONCE ?= -n 4 --dist loadfile --no-loadscope-reorder
+# The tests end with make, also when it is killed.
+PYTEST := setpriv --pdeathsig=KILL $(VENV)/bin/python -m pytest
 export UV_PYTHON_DOWNLOADS := never
 READY := $(VENV)/.ready
 
@@ -36,10 +38,10 @@ up: $(READY)  ## start a yard on this machine and leave it running
 	$(VENV)/bin/yard up
 
 test: $(READY) lint testbed  ## run every check and every test
-	$(VENV)/bin/python -m pytest $(TESTS_AT_ONCE)
+	$(PYTEST) $(TESTS_AT_ONCE)
 
 test-all: $(READY) lint testbed  ## the same, and every kill point, both databases, the worker's image (hours)
-	$(VENV)/bin/python -m pytest $(TESTS_AT_ONCE) -m "exhaustive or not exhaustive"
+	$(PYTEST) $(TESTS_AT_ONCE) -m "exhaustive or not exhaustive"
 
 testbed: $(READY)  ## get the real servers that tests use: Kubernetes, Redis, PostgreSQL, S3, nginx, Prometheus
 	$(VENV)/bin/python -m scripts.testbed

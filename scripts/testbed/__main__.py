@@ -38,7 +38,10 @@ def _parser() -> argparse.ArgumentParser:
     up = commands.add_parser("up", help="start it, or what is missing of it")
     up.add_argument("--kwok", type=int, default=0, metavar="N", help="with N fake nodes")
     up.set_defaults(run=_up)
-    commands.add_parser("down", help="end it and remove all of it").set_defaults(run=_down)
+    down = commands.add_parser("down", help="end it and remove all of it")
+    down.add_argument("--if-unused", action="store_true", help="only when tests have started it, and no test uses it")
+    down.add_argument("--killed", default="", metavar="RUN", help="else remove the namespaces of this run of tests")
+    down.set_defaults(run=_down)
     commands.add_parser("status", help="what runs; exits with 1 when a part does not").set_defaults(run=_status)
     for name, what in (("kubectl", "run kubectl"), ("helm", "run helm")):
         tool = commands.add_parser(name, help=f"{what} on it", add_help=False, prefix_chars="\0")
@@ -76,8 +79,9 @@ def _up(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _down(_: argparse.Namespace) -> int:
-    Cluster().down()
+def _down(chosen: argparse.Namespace) -> int:
+    cluster = Cluster()
+    cluster.down_after_tests(chosen.killed) if chosen.if_unused else cluster.down()
     return 0
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,17 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from scripts.testbed import fetch
+from scripts.testbed.runs.run import cleaned_up_if_killed
 
 logger = logging.getLogger(__name__)
 
 _LIMIT_S = 3600
 _MOUNTED = "mounted"
+_REMOVE_LEFT = (sys.executable, "-c", "from scripts.testbed import buildah; buildah.remove_left()")
 
 
 @contextmanager
 def alone() -> Iterator[None]:
     """Held around commands on the store; it does not nest."""
-    with (_folder() / ".lock").open("w") as file:
+    with cleaned_up_if_killed(*_REMOVE_LEFT), (_folder() / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -76,15 +79,24 @@ def call(command: list[str], environ: dict[str, str]) -> str:
 def container(image: str) -> Iterator[Path]:
     """The files of a container that is made of an image; it is gone afterwards. Others may build meanwhile."""
     name = f"{_MOUNTED}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    with cleaned_up_if_killed(*_REMOVE_LEFT):
+        with alone():
+            run("from", f"--name={name}", image)
+        try:
+            with alone():
+                root = Path(run("mount", name).strip())
+            yield root
+        finally:
+            with alone():
+                run("rm", name)
+
+
+def remove_left() -> None:
+    """Removes the containers that killed builds and tests have left, with their mounts."""
     with alone():
-        run("from", f"--name={name}", image)
-    try:
-        with alone():
-            root = Path(run("mount", name).strip())
-        yield root
-    finally:
-        with alone():
-            run("rm", name)
+        for each in _listed("containers"):
+            if _is_left(each["containername"]):
+                _remove("rm", each["id"])
 
 
 def prune(gone: Callable[[str, str], bool], before: float) -> None:
@@ -94,10 +106,8 @@ def prune(gone: Callable[[str, str], bool], before: float) -> None:
         gone: says of a repository and a tag whether the image may go.
         before: Unix time; what is younger stays, and what that is made of.
     """
+    remove_left()
     with alone():
-        for each in _listed("containers"):
-            if _is_left(each["containername"]):
-                _remove("rm", each["id"])
         for each in _listed("images"):  # those in use as layers of others are not listed
             names = each["names"] or []
             split = [name.rpartition(":") for name in names]

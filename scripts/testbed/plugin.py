@@ -3,6 +3,8 @@
 The servers live as long as the session. A test may stop, kill, pause or restart one through its handle (`redis_server`,
 `postgres_server`, `s3_server`): it is brought back afterwards. What a test stores is its own: a fresh database, a fresh
 bucket.
+
+A run of tests leaves nothing on this machine, however it ends (`runs`).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import TypeVar
 import pytest
 
 from scripts.testbed.databases import Postgres, Redis
+from scripts.testbed.runs.run import Run
 from scripts.testbed.server import Server
 from scripts.testbed.storage import S3, Bucket
 from scripts.testbed.yard import Stores
@@ -24,6 +27,34 @@ from scripts.testbed.yard import Stores
 S = TypeVar("S", bound=Server)
 _numbers = itertools.count()
 _REDIS_DATABASES = 16
+_RUN = pytest.StashKey[Run]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Begins the run, before it has workers: they belong to it."""
+    if not hasattr(session.config, "workerinput"):
+        session.config.stash[_RUN] = Run()
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    run = config.stash.get(_RUN, None)
+    if run is None or not run.why_no_group:
+        return None
+    return f"testbed: no control group ({run.why_no_group}): processes of this run are found by their environment"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if (run := session.config.stash.get(_RUN, None)) is not None:
+        run.note_pytest_folder()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    run = config.stash.get(_RUN, None)
+    if run is not None and (left := run.end()):
+        print(f"testbed: not everything could be cleaned up; the next run tries again:\n{left}")
 
 
 @pytest.fixture(scope="session")

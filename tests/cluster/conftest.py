@@ -29,7 +29,7 @@ def own_yard(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def in_a_namespace(cluster: Cluster, folders: pytest.TempPathFactory, **settings: str) -> Iterator[ClusterYard]:
     namespace = f"jobs-{secrets.token_hex(4)}"
-    cluster.kubectl("create", "namespace", namespace)
+    cluster.create_namespace(namespace)
     cluster.wait_for_service_account(namespace)
     try:
         with running(cluster, namespace, folders.mktemp("yard"), **settings) as yard:

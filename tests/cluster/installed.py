@@ -57,7 +57,7 @@ def installation(cluster: Cluster, folder: Path, **values: Any) -> Iterator[Rele
 
 
 def _install(release: Release, values: Mapping[str, Any]) -> None:
-    release.cluster.kubectl("create", "namespace", release.namespace)
+    release.cluster.create_namespace(release.namespace)
     release.cluster.wait_for_service_account(release.namespace)
     release.load_images()
     release.provide_volumes()

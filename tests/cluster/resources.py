@@ -37,7 +37,7 @@ def install(cluster: Cluster) -> None:
 def namespace(cluster: Cluster) -> Iterator[str]:
     """An empty namespace, removed afterwards."""
     name = f"resources-{secrets.token_hex(4)}"
-    cluster.kubectl("create", "namespace", name)
+    cluster.create_namespace(name)
     try:
         yield name
     finally:

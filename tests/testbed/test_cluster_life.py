@@ -3,15 +3,15 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
-import psutil
 import pytest
 
-from scripts.testbed.cluster import cgroups, kwok, network, processes, system
+from scripts.testbed.cluster import kwok, network, processes, system
 from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.cluster.layout import Layout, Wrong
+from scripts.testbed.runs.run import cleaned_up_if_killed
 from tests.conftest import REPOSITORY, wait_until
+from tests.testbed import remains
 from tests.testbed.kubernetes import Namespace, pod
 
 pytestmark = pytest.mark.timeout(1200)  # on a busy machine a start takes minutes
@@ -28,47 +28,9 @@ real = pytest.mark.skipif(
 def own_cluster():
     cluster = Cluster(Layout(NUMBER))
     cluster.down()
-    yield cluster
-    cluster.down()
-
-
-def remains(cluster, namespaces):
-    """All that is left of a cluster on this machine."""
-    name = cluster.layout.name
-    links = subprocess.run(["ip", "-oneline", "link"], capture_output=True, text=True, check=True).stdout
-    yield from (str(process) for process in processes.marked(f"{NUMBER}/"))
-    yield from (str(process) for process in psutil.process_iter() if namespaces_of(process) & namespaces)
-    yield from (str(path) for path in cgroups.present(name))
-    yield from (line for line in mounts() if str(cluster.layout.folder) in line)
-    yield from (line for line in links.splitlines() if name in line or f"ty{NUMBER}-" in line)
-    if cluster.layout.folder.exists():
-        yield str(cluster.layout.folder)
-
-
-def rules():
-    """The host's packet filter, without how often each rule was used."""
-    saved = subprocess.run(["iptables-save"], capture_output=True, text=True, check=True).stdout
-    return [line for line in saved.splitlines() if line.startswith("-A")]
-
-
-def mounts():
-    return Path("/proc/self/mounts").read_text().splitlines()
-
-
-def namespaces_of(process):
-    """None for a process that has ended, also when nobody has asked how."""
-    try:
-        ended = process.status() == psutil.STATUS_ZOMBIE
-        kinds = [] if ended else ["net", "mnt", "pid"]
-        return {str(Path(f"/proc/{process.pid}/ns/{kind}").readlink()) for kind in kinds}
-    except (OSError, psutil.NoSuchProcess):
-        return set()
-
-
-def own_namespaces():
-    """Those that the cluster has and this process has not."""
-    found = set().union(*(namespaces_of(process) for process in processes.marked(f"{NUMBER}/")))
-    return found - namespaces_of(psutil.Process())
+    with cleaned_up_if_killed(*cluster.command("down")):
+        yield cluster
+        cluster.down()
 
 
 def cut_short_at(machine):
@@ -103,16 +65,16 @@ def test_the_number_of_a_cluster_is_checked(monkeypatch, number):
 
 @real
 def test_down_leaves_nothing(own_cluster):
-    before = rules()
+    before = remains.packet_filter()
     own_cluster.up()
     Namespace(own_cluster, "default").apply(pod("runs", "exec sleep 3600"))
     Namespace(own_cluster, "default").wait("condition=Ready", "pod/runs")
-    namespaces = own_namespaces()
+    namespaces = remains.namespaces_of_cluster(own_cluster)
     assert len(namespaces) >= 3 * (1 + len(own_cluster.nodes))
-    assert list(remains(own_cluster, namespaces))
+    assert list(remains.of_cluster(own_cluster, namespaces))
     own_cluster.down()
-    assert list(remains(own_cluster, namespaces)) == []
-    assert rules() == before
+    assert list(remains.of_cluster(own_cluster, namespaces)) == []
+    assert remains.packet_filter() == before
 
 
 @real
@@ -149,9 +111,9 @@ def test_an_up_that_was_killed_is_finished_by_the_next_one_and_removed_by_down(o
         assert namespace.printed(f"on-{name}") == "here\n"
     own_cluster.down()
     up_that_is_killed_at(part)
-    namespaces = own_namespaces()
+    namespaces = remains.namespaces_of_cluster(own_cluster)
     own_cluster.down()
-    assert list(remains(own_cluster, namespaces)) == []
+    assert list(remains.of_cluster(own_cluster, namespaces)) == []
 
 
 @real

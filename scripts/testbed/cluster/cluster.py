@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -34,12 +35,14 @@ from scripts.testbed.cluster import (
 )
 from scripts.testbed.cluster.api import Client
 from scripts.testbed.cluster.controlplane import API_SERVER, ControlPlane
-from scripts.testbed.cluster.layout import CONTROL, NODES, RUNTIME, Layout
+from scripts.testbed.cluster.layout import CONTROL, NODES, NUMBER, RUNTIME, Layout
 from scripts.testbed.cluster.node import Node
+from scripts.testbed.runs import run
 
 # Changes with what `up` writes: a cluster that another version of this program made is taken down first.
 _FORMAT = "2"
 _KUBECTL_S = 600
+_RUN_LABEL = "trainyard.test/run"
 
 
 class Cluster:
@@ -54,6 +57,7 @@ class Cluster:
         self.control = ControlPlane(self.layout)
         self._nodes = {name: Node(self.layout, name) for name in NODES}
         self._for_tests = self.layout.folder / "for-tests"
+        self._stamp = self.layout.folder / "format"
 
     @property
     def kubeconfig(self) -> Path:
@@ -74,6 +78,10 @@ class Cluster:
     def dns(self) -> str:
         """The address of the cluster's name server, from the host and from pods."""
         return self.layout.address(CONTROL)
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of `python -m scripts.testbed` on this cluster, to be run in the checkout."""
+        return ["env", f"{NUMBER}={self.layout.number}", sys.executable, "-m", "scripts.testbed", *arguments]
 
     def up(self, fake_nodes: int = 0, *, for_tests: bool = False) -> None:
         """Starts whatever does not run, and returns when the cluster is ready for pods.
@@ -110,11 +118,22 @@ class Cluster:
         with locks.changing(self.layout):
             self._remove()
 
-    def down_after_tests(self) -> None:
-        """Ends it when it was started for tests and no session of tests uses it any more; raises processes.Failed."""
+    def down_after_tests(self, killed: str = "") -> None:
+        """Ends it when it was started for tests and no session of tests uses it any more; raises processes.Failed.
+
+        One that is there in part, because its start or its end was interrupted, goes as well.
+
+        Args:
+            killed: the name of a run of tests that was killed; its namespaces go when the cluster stays.
+        """
         with locks.changing(self.layout):
-            if self._for_tests.exists() and not locks.used(self.layout):
+            if not self.layout.folder.exists():
+                return
+            temporary = self._for_tests.exists() or not self._stamp.exists()
+            if temporary and not locks.used(self.layout):
                 self._remove()
+            elif killed:
+                self.kubectl("delete", "namespaces", f"--selector={_RUN_LABEL}={killed}", "--wait=false")
 
     def status(self) -> dict[str, list[str]]:
         """The parts that run, by machine; a machine that is off has none."""
@@ -160,6 +179,12 @@ class Cluster:
         """Applies objects, server-side; raises as `kubectl`."""
         what = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
         self.kubectl("apply", "--server-side", "--force-conflicts", "--filename=-", input=what)
+
+    def create_namespace(self, name: str) -> None:
+        """Creates a namespace, which is removed when this run of tests is killed; raises as `kubectl`."""
+        metadata = {"name": name, "labels": {_RUN_LABEL: run.name()}}
+        item = {"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}
+        self.kubectl("create", "--filename=-", input=json.dumps(item))
 
     def wait_for_service_account(self, namespace: str) -> None:
         """Returns when pods can be made in a namespace: it has its service account; raises processes.Failed."""
@@ -237,24 +262,19 @@ class Cluster:
         return sum(node.ready(item) for item in found["items"]) if found else 0
 
     def _begin(self, for_tests: bool) -> None:
-        made = self._drop_outdated()
-        if not for_tests:
-            self._for_tests.unlink(missing_ok=True)
-        elif made:
-            self._for_tests.touch()
-
-    def _drop_outdated(self) -> bool:
-        stamp = self.layout.folder / "format"
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         wanted = f"{_FORMAT} {binaries.KUBERNETES} {boot}"
-        if stamp.exists() and stamp.read_text() == wanted:
-            return False
-        self._remove()
-        self.layout.folder.mkdir(parents=True)
-        stamp.write_text(wanted)
-        return True
+        if not self._stamp.exists() or self._stamp.read_text() != wanted:
+            self._remove()
+            self.layout.folder.mkdir(parents=True)
+            if for_tests:
+                self._for_tests.touch()
+            self._stamp.write_text(wanted)
+        elif not for_tests:
+            self._for_tests.unlink(missing_ok=True)
 
     def _remove(self) -> None:
+        self._stamp.unlink(missing_ok=True)  # without it, what an interrupted removal leaves is no cluster
         processes.kill_all(f"{self.layout.number}/")
         network.remove(self.layout)
         cgroups.remove(self.layout.name)

@@ -14,7 +14,7 @@ RUNTIME = Path("/var/tmp/trainyard-testbed")
 CONTROL = "control"
 NODES = ("node-1", "node-2")
 MOST_CLUSTERS = 10
-_NUMBER = "TRAINYARD_TESTBED_CLUSTER"
+NUMBER = "TRAINYARD_TESTBED_CLUSTER"
 
 
 class Wrong(ValueError):
@@ -38,9 +38,9 @@ class Layout:
         Raises:
             Wrong: it is no number from 0 to 9.
         """
-        text = os.environ.get(_NUMBER, "0")
+        text = os.environ.get(NUMBER, "0")
         if text not in map(str, range(MOST_CLUSTERS)):
-            raise Wrong(f"{_NUMBER}={text}: give a number from 0 to {MOST_CLUSTERS - 1}")
+            raise Wrong(f"{NUMBER}={text}: give a number from 0 to {MOST_CLUSTERS - 1}")
         return cls(int(text))
 
     @cached_property

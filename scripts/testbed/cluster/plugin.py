@@ -16,6 +16,7 @@ import pytest
 from scripts.testbed.cluster import locks, system
 from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.patience import PATIENCE_S
+from scripts.testbed.runs import run
 
 _SWITCH = "TRAINYARD_CLUSTER"
 _PATIENCE_S = 8 * PATIENCE_S
@@ -35,11 +36,12 @@ def cluster() -> Iterator[Cluster]:
     if obstacle := system.obstacle():
         pytest.skip(obstacle)
     found = Cluster()
-    with locks.using(found.layout):
-        with locks.sharing(found.layout):  # what another worker's test has stopped stays so until its end
-            found.up(for_tests=True)
-        yield found
-    found.down_after_tests()
+    with run.cleaned_up_if_killed(*found.command("down", "--if-unused", f"--killed={run.name()}")):
+        with locks.using(found.layout):
+            with locks.sharing(found.layout):  # what another worker's test has stopped stays so until its end
+                found.up(for_tests=True)
+            yield found
+        found.down_after_tests()
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def cluster_alone(cluster: Cluster, _turn_on_the_cluster: None) -> Iterator[Clus
 def cluster_namespace(cluster: Cluster, _turn_on_the_cluster: None) -> Iterator[str]:
     """An empty namespace of the cluster, removed with all that is in it afterwards."""
     name = f"test-{secrets.token_hex(4)}"
-    cluster.kubectl("create", "namespace", name)
+    cluster.create_namespace(name)
     cluster.wait_for_service_account(name)
     yield name
     cluster.kubectl("delete", "namespace", name, "--wait=false")

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import psutil
 
+from scripts.testbed.runs import run
+
 PATIENCE_S = 240.0
 _LOOK_S = 0.1
 _MARK = "TRAINYARD_TESTBED_PART"
@@ -49,6 +51,7 @@ def launch(mark: str, command: list[str], log: Path, environ: Mapping[str, str] 
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     settings = {"PATH": os.environ["PATH"], "HOME": "/root", _MARK: mark, **(environ or {})}
+    command = run.outside(command)
     program = shutil.which(command[0]) or command[0]
     with log.open("ab") as output, Path(os.devnull).open("rb") as nothing:
         files = [(os.POSIX_SPAWN_DUP2, file.fileno(), number) for number, file in enumerate((nothing, output, output))]
@@ -123,9 +126,10 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
 
 
 def _leads(process: psutil.Process) -> bool:
-    # Whatever a part starts inherits its mark, in this session or in one of its own, but is another program.
+    # Whatever a part starts inherits its mark, in this session or in one of its own, but is another program. A part
+    # is a shell until it has left the run of tests that starts it.
     try:
-        return os.getsid(process.pid) == process.pid and process.name() in ("nsenter", "unshare")
+        return os.getsid(process.pid) == process.pid and process.name() in ("nsenter", "unshare", "sh")
     except (psutil.NoSuchProcess, ProcessLookupError):
         return False
 
