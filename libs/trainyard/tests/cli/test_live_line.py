@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from trainyard.cli import live_line, terminal
 from trainyard.cli.live_line import SEPARATOR, LiveLine, fit, shorten
-from trainyard.cli.run.live import line_of
-from trainyard_protos.v1 import common_pb2
+from trainyard.cli.run.live import JobLine
+from trainyard_protos.v1 import common_pb2, scheduler_pb2
+
+from libs.trainyard.tests.client.scripted import event
 
 STATES = ("queued", "starting", "running", "stopping", "finalizing")
 NARROWEST = 20
@@ -50,7 +52,7 @@ def test_other_parts_are_dropped_before_the_first_four_are_shortened(line: LiveL
 
 
 @pytest.mark.parametrize(
-    ("width", "shown"),
+    ("width", "expected"),
     [
         (200, "resnet-large-run-7 running 42% 2 h 10 min left ━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ step 42/100 · loss 0.25"),
         (78, "resnet-large-run-7 running 42% 2 h 10 min left ━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ step 42/1…"),
@@ -62,12 +64,14 @@ def test_other_parts_are_dropped_before_the_first_four_are_shortened(line: LiveL
         (16, "re… runn… 42% 2h"),
     ],
 )
-def test_what_makes_room_in_which_order(width: int, shown: str) -> None:
+def test_what_makes_room_in_which_order(width: int, expected: str) -> None:
     progress = common_pb2.Progress(
         step=42, total_steps=100, updated_ns=1, seconds_left=7800.0, metrics={"loss": 0.25, "system/cpu": 1.0}
     )
-    line = line_of("resnet-large-run-7", "running", "", progress)
-    assert SEPARATOR.join(fit(line, width)) == shown
+    job = JobLine("resnet-large-run-7", "running")
+    job.progressed(progress)
+    line = job.line()
+    assert SEPARATOR.join(fit(line, width)) == expected
 
 
 @pytest.mark.parametrize("cells", range(12))
@@ -77,15 +81,30 @@ def test_names_of_wide_characters_are_cut_by_the_room_they_take(cells: int) -> N
     assert shorten("訓練ジョブ七", 9) == "訓練ジ…七"
 
 
+def shown(job: JobLine, width: int = 80) -> str:
+    return SEPARATOR.join(fit(job.line(), width))
+
+
 def test_a_queued_job_says_why_it_waits() -> None:
-    line = line_of("digits", "queued", "WaitingForCapacity: 2 GPU are in use", None)
-    assert SEPARATOR.join(fit(line, 40)) == "digits queued WaitingForCapacity: 2 GPU…"
-    assert SEPARATOR.join(fit(line, 18)) == "digits queued"
+    job = JobLine("digits", "queued")
+    job.waits(scheduler_pb2.Pending(reason="WaitingForCapacity", message="2 GPU are in use"))
+    assert shown(job, 40) == "digits queued WaitingForCapacity: 2 GPU…"
+    assert shown(job, 18) == "digits queued"
+    job.happened(event(1, "Running", "running"))
+    assert shown(job) == "digits running"
+
+
+def test_a_job_that_was_requeued_says_why_and_forgets_the_progress_of_its_attempt() -> None:
+    job = JobLine("digits", "running")
+    job.progressed(common_pb2.Progress(step=7, total_steps=10, updated_ns=1))
+    job.happened(event(1, "Requeued", "queued", reason="Evicted", message="Evicted: a drain; free retry 1 of 10"))
+    assert shown(job) == "digits queued Evicted: a drain; free retry 1 of 10"
 
 
 def test_a_job_without_a_total_shows_its_step() -> None:
-    line = line_of("digits", "running", "", common_pb2.Progress(step=7, updated_ns=1))
-    assert SEPARATOR.join(fit(line, 80)) == "digits running step 7"
+    job = JobLine("digits", "running")
+    job.progressed(common_pb2.Progress(step=7, updated_ns=1))
+    assert shown(job) == "digits running step 7"
 
 
 def test_a_bar_is_as_full_as_the_share_that_is_done() -> None:
