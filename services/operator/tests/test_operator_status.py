@@ -126,6 +126,13 @@ def test_conditions_follow_from_the_phase(fields: dict[str, Any], expected: str)
     assert " ".join(each["status"] for each in found) == expected
 
 
+def test_the_message_of_a_cancel_is_in_the_status() -> None:
+    fields = status.of_job(job(pb.JOB_STATE_CANCELLED, reason="Cancelled", message="wrong data"))
+    assert (fields["phase"], fields["reason"], fields["message"]) == ("Cancelled", "Cancelled", "wrong data")
+    ended = status.of_event(event("Cancelled", pb.JOB_STATE_CANCELLED, reason="Cancelled", message="wrong data"))
+    assert ended["message"] == "wrong data"
+
+
 def test_what_keeps_a_job_from_running_is_said_by_its_condition() -> None:
     fields = {"jobId": "j", "phase": "Starting", "reason": "ImageUnavailable", "message": "check spec.image"}
     running = status.conditions(fields, (), "t", 1)[1]

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 from trainkit.dialects.accmt import Monitor
+from trainkit.dialects.accmt.series import Series
+from trainkit.trackers import RunContext
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Bowl,
@@ -19,6 +21,7 @@ from libs.trainkit.tests.dialects.accmt.bowl import (
     logged,
     trainer,
 )
+from libs.trainkit.tests.slope import Written
 
 # The module returns the values of a metric that most runs here do not have.
 pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
@@ -87,3 +90,11 @@ def test_without_a_gpu_there_is_no_such_series_and_one_warning(tmp_path: Path) -
     with pytest.warns(UserWarning, match="there is no GPU") as told:
         fitted(tmp_path, hps(max_steps=2), val=None, monitor=Monitor(gpu_utilization=True), log_every=1)
     assert len(told) == 1 and logged(tmp_path, "gpu_utilization") == {}
+
+
+def test_progress_reaches_the_trackers_under_the_renamed_series() -> None:
+    tracker = Written()
+    series = Series([tracker], Monitor(), train_loss="train_loss", val_loss="val_loss", sets=[])
+    series.open(RunContext(name="bowl", folder=None))
+    series.progress(3, 24)
+    assert tracker.far == [(3, 24)]

@@ -37,6 +37,9 @@ class Series(Tracker):
         if named:
             self._opened.log(named, step)
 
+    def progress(self, step: int, total_steps: int | None) -> None:
+        self._opened.progress(step, total_steps)
+
     def flush(self) -> None:
         self._opened.flush()
 
