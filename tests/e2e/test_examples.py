@@ -11,7 +11,7 @@ import pytest
 
 from scripts.testbed.patience import PATIENCE_S
 from tests.conftest import REPOSITORY, wait_until
-from tests.jobs import output
+from tests.jobs import document, output
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,10 @@ def test_digits_on_trainkit_resume_on_two_nodes_that_share_no_disk(yard, tmp_pat
         accuracy = job.metrics("val/accuracy")["val/accuracy"].value
         best = client.artifact(f"checkpoints-{job.id}@best")
         assert best.checkpoint.metrics["val/accuracy"] == max(accuracy)
+        inputs = [{"artifact": f"checkpoints-{job.id}@best", "path": "in"}]
+        reader = client.submit(document(["ls", "in"], inputs=inputs))
+        assert reader.wait(PATIENCE_S)
+        assert [version.id for version in client.lineage(job=reader.id).made_from] == [best.id]
         [model] = client.versions(job=job.id, kind="output")
         assert model.name == "digits-trainkit-model"
 
