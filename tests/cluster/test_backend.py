@@ -62,6 +62,9 @@ def test_a_failing_worker_is_named_with_its_exit_code_and_last_lines(client: Cli
     job.wait(WAIT_S, check=False)
     exit = job.status().exit
     assert (exit.reason, exit.exit_code, list(exit.last_lines)) == ("WorkerFailed", 3, ["no such file"])
+    assert (exit.first_failing_rank, exit.node, exit.local_rank, exit.meaning) == (0, 0, 0, "exit code 3")
+    assert 0 < exit.memory.peak_bytes <= exit.memory.limit_bytes
+    assert (exit.memory.sampled, exit.memory.enforced, exit.memory.oom_kills) == (False, True, 0)
 
 
 def test_nodes_find_each_other_and_kubectl_logs_shows_what_they_print(
@@ -151,6 +154,11 @@ def test_a_worker_that_uses_too_much_memory_is_told_so(client: Client) -> None:
     why = ended(job)
     assert why.startswith("OutOfMemory")
     assert "memory" in why
+    exit = job.status().exit
+    assert exit.meaning.startswith("the kernel killed it because the node reached its memory limit")
+    assert exit.memory.enforced
+    assert 0 < exit.memory.peak_bytes <= exit.memory.limit_bytes
+    assert exit.memory.limit_bytes >= 64 * 2**20
 
 
 def test_a_pod_the_quota_forbids_is_told_with_the_quotas_words(own_yard: ClusterYard) -> None:

@@ -62,6 +62,17 @@ def test_a_torn_exit_record_counts_as_none(tmp_path: Path) -> None:
     assert node.exit() is None
 
 
+def test_where_a_killed_agent_logged_nothing_the_last_lines_are_those_of_its_worker(tmp_path: Path) -> None:
+    node = NodeFolder(tmp_path)
+    assert node.log_tail(2) == []
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "rank-0.log").write_text("one\ntwo\nthree\n")
+    (tmp_path / "agent.log").touch()
+    assert node.log_tail(2) == ["two", "three"]
+    (tmp_path / "agent.log").write_text("no plan\n")
+    assert node.log_tail(2) == ["no plan"]
+
+
 def test_both_forms_of_a_plan_say_the_same(tmp_path: Path) -> None:
     from google.protobuf import json_format
 
