@@ -150,7 +150,7 @@ def test_a_dry_run_finds_what_a_submission_would_find_and_stores_nothing(shared_
     assert shown.returncode == 0, shown.stderr
     for text in ("--epochs", "code: 2 files", "would start at once"):
         assert text in shown.stdout
-    missing = shared_yard.run("run", "--dry-run", path, "--set", "spec.code.path=elsewhere")
+    missing = shared_yard.run("submit", "--dry-run", path, "--set", "spec.code.path=elsewhere", "-o", "json")
     assert (missing.returncode, "elsewhere" in missing.stderr) == (2, True)
     unknown = shared_yard.run("run", "--dry-run", path, "--set", "spec.inputs=[{artifact: no-such, path: data}]")
     assert (unknown.returncode, "spec.inputs[0].artifact" in unknown.stderr) == (2, True)
