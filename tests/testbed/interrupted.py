@@ -99,6 +99,11 @@ def test_workers(redis_server, tmp_path, worker):
     wait()
 
 
+def test_in_a_namespace(cluster, cluster_namespace):
+    report(namespace=cluster_namespace)
+    wait()
+
+
 def test_everything(cluster, cluster_namespace, yard, redis_server, postgres_server, s3_server, tmp_path):
     pids = started(redis_server, tmp_path)
     namespace = Namespace(cluster, cluster_namespace)
@@ -112,5 +117,5 @@ def test_everything(cluster, cluster_namespace, yard, redis_server, postgres_ser
         attempt = job.status().attempts[0].id
     pids += [process.pid for process in (*yard.processes(), *postgres_server.children())]
     with buildah.container("scratch") as image:
-        report(pids=[*pids, s3_server.process.pid], attempt=attempt, image=str(image))
+        report(pids=[*pids, s3_server.process.pid], attempt=attempt, image=str(image), namespace=cluster_namespace)
         wait()

@@ -131,6 +131,10 @@ def environment_of(process):
         return {}
 
 
+def phase(cluster, namespace):
+    return cluster.kubectl("get", "namespace", namespace, "--ignore-not-found", "--output=jsonpath={.status.phase}")
+
+
 def groups_named(part):
     return [str(path) for path in Path("/sys/fs/cgroup").rglob("trainyard-*") if part in path.name]
 
@@ -141,7 +145,9 @@ def run(tmp_path):
 
         def start(test, command=(), **environ):
             pytest_alone = [sys.executable, "-m", "pytest", f"{RUNS}::{test}", "-q"]
-            started = Interrupted(tmp_path, command or pytest_alone, environ)
+            folder = tmp_path / test
+            folder.mkdir()
+            started = Interrupted(folder, command or pytest_alone, environ)
             ends.callback(started.sweep)
             return started
 
@@ -197,7 +203,7 @@ def test_a_kill_of_the_whole_group_and_of_the_reaper_leaves_what_the_next_run_re
 @pytest.mark.skipif(bool(system.obstacle()), reason=system.obstacle() or "a cluster can run here")
 @pytest.mark.skipif(os.environ.get("TRAINYARD_CLUSTER") == "0", reason="TRAINYARD_CLUSTER=0 switches clusters off")
 @pytest.mark.timeout(1200)  # on a busy machine a start takes minutes
-def test_a_kill_leaves_neither_a_cluster_nor_a_yard(run):
+def test_a_kill_leaves_neither_a_cluster_nor_a_yard_but_what_other_runs_use(run):
     cluster = Cluster(Layout(8))
     cluster.down()
     before = remains.packet_filter()
@@ -208,6 +214,12 @@ def test_a_kill_leaves_neither_a_cluster_nor_a_yard(run):
         assert groups_named(attempt) and remains.is_mounted(report["image"])
         namespaces = remains.namespaces_of_cluster(cluster)
         assert list(remains.of_cluster(cluster, namespaces))
+        other = run("test_in_a_namespace", **{NUMBER: "8"})
+        others = other.report()["namespace"]
+        other.process.kill()
+        other.wait()
+        assert cluster.whole() and phase(cluster, report["namespace"]) == "Active"
+        assert phase(cluster, others) in ("Terminating", "")
         interrupted.process.kill()
         interrupted.wait()
         assert list(interrupted.left()) == []

@@ -89,7 +89,7 @@ class Run:
         self._remove_folders = [*program, str(folder), kept, str(os.getpid())]
         journal.note_command(self._journal, _FOLDERS, self._remove_folders)
         folder.mkdir()
-        folder.chmod(0o755)  # PostgreSQL runs as another user
+        folder.chmod(0o1777)  # as the one that it is in: some servers run as another user
         os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
 
     def _enter_group(self, name: str) -> Path | None:
