@@ -56,6 +56,7 @@ def test_other_parts_are_dropped_before_the_first_four_are_shortened(line: LiveL
     [
         (200, "resnet-large-run-7 running 42% 2 h 10 min left ━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ step 42/100 · loss 0.25"),
         (78, "resnet-large-run-7 running 42% 2 h 10 min left ━━━━━━━━╌╌╌╌╌╌╌╌╌╌╌╌ step 42/1…"),
+        (60, "resnet-large-run-7 running 42% 2 h 10 min left step 42/100"),
         (54, "resnet-large-run-7 running 42% 2 h 10 min left"),
         (45, "resnet-larg…run-7 running 42% 2 h 10 min left"),
         (40, "resnet-large-run-7 running 42% 2h10m"),

@@ -40,9 +40,10 @@ def fit(line: LiveLine, width: int) -> list[str]:
     name, state = terminal.plain(line.name), terminal.plain(line.state)
     percent = "" if line.done is None else f"{int(_share(line.done) * 100)}%"
     first = [part for part in _first(name, state, percent, line.seconds_left, width) if part]
-    others = [bar(line.done)] if line.done is not None else []
-    others += [terminal.plain(each) for each in line.others]
-    return [*first, *_that_fit(filter(None, others), width - _cells(first))]
+    if line.done is not None and _cells([*first, bar(line.done)]) <= width:
+        first.append(bar(line.done))  # a part of a bar would say another share
+    others = filter(None, map(terminal.plain, line.others))
+    return [*first, *_that_fit(others, width - _cells(first))]
 
 
 def bar(done: float) -> str:
