@@ -96,6 +96,24 @@ def test_a_failure_names_its_rank_its_exception_its_memory_and_its_last_lines(cl
     assert job.explain().job.exit == exit
 
 
+def test_the_node_whose_worker_raised_is_named_though_its_peer_on_another_node_ended_first(client, tmp_path):
+    code = """
+        import atexit, os, sys, time
+        raised = os.path.join(sys.argv[1], "raised")
+        if os.environ["RANK"] == "1":
+            atexit.register(lambda: (open(raised, "w").close(), time.sleep(600)))
+            raise ValueError("no such label")
+        while not os.path.exists(raised):
+            time.sleep(0.01)
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:561] Connection closed by peer [::1]:12721")
+    """
+    job = client.submit(document(python(code, str(tmp_path)), runtime="torchrun", nodes=2))
+    exit = job.wait(WAIT_S, check=False).exit
+    assert (exit.reason, exit.first_failing_rank, exit.node, exit.local_rank) == ("WorkerFailed", 1, 1, 0)
+    assert exit.meaning == "Python raised ValueError: no such label"
+    assert exit.last_lines[-1] == "ValueError: no such label"
+
+
 def test_a_job_beyond_its_deadline_is_stopped_and_not_tried_again(client):
     _, ended = run(
         client, "import time; time.sleep(600)", deadline="500ms", gracePeriod="1s", retries={"limit": 3, "backoff": NOW}

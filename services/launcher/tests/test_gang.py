@@ -68,6 +68,16 @@ def test_the_node_whose_worker_failed_by_itself_and_first_explains_the_attempt(
     assert attempt.verdict().node == 1
 
 
+def test_a_node_that_was_stopped_after_its_worker_had_raised_has_failed() -> None:
+    attempt = attempt_of(2)
+    attempt.advance(0, Phase.FINISHING, at(10, lost_peer=True))
+    attempt.stop_reason = "PeerFailed"
+    raised = common_pb2.Raised(type="ValueError", message="bad")
+    attempt.advance(1, Phase.ENDED, common_pb2.Exit(reason="Stopped", first_failing_rank=3, exception=raised))
+    verdict = attempt.verdict()
+    assert (verdict.reason, verdict.node, verdict.message) == ("WorkerFailed", 1, "rank 3 raised ValueError: bad")
+
+
 def test_memory_of_a_node_without_a_record_is_the_limit_and_the_peak_of_its_heartbeats() -> None:
     attempt = attempt_of(1)
     attempt.nodes[0].resident_peak = 2**28

@@ -138,6 +138,8 @@ class Attempt:
         node = self.nodes[index]
         if phase < node.phase or (node.phase is Phase.ENDED):
             return
+        if exit is not None and self.stop_reason == PEER_FAILED:
+            _name_failure(exit)
         node.phase = phase
         if exit is not None:
             node.exit = exit
@@ -295,6 +297,13 @@ def _memory(node: Node, end: NodeEnd) -> common_pb2.MemoryUse | None:
     if not memory.peak_bytes:
         memory.peak_bytes, memory.sampled = node.resident_peak, True
     return memory
+
+
+def _name_failure(exit: common_pb2.Exit) -> None:
+    """A node that was stopped because a peer had failed, after its own worker had raised: that worker has failed."""
+    if exit.reason == STOPPED and exit.HasField("exception") and not exit.lost_peer:
+        raised = ": ".join(filter(None, (exit.exception.type, exit.exception.message)))
+        exit.reason, exit.message = "WorkerFailed", f"rank {exit.first_failing_rank} raised {raised}"
 
 
 def _explains(node: Node) -> tuple[bool, bool, int]:

@@ -174,7 +174,7 @@ class Node:
             order = self._stop.result()
             failed = await self._stop_and_explain(gang, order.grace_s)
             # The worker that the peers lost may still be writing its traceback.
-            return failed if failed is not None and order.reason == PEER_FAILED else verdict.stopped(order)
+            return failed if failed is not None and order.reason == PEER_FAILED else verdict.stopped(order, failed)
         await self._record_hang()
         await gang.stop(min(self._plan.grace_s, STOP_PEERS_S))
         return verdict.hung(self._plan.hang_timeout_s)

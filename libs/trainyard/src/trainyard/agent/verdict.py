@@ -42,9 +42,20 @@ def completed() -> common_pb2.Exit:
     return common_pb2.Exit(reason="Completed", exit_code=0)
 
 
-def stopped(order: StopOrder) -> common_pb2.Exit:
+def stopped(order: StopOrder, failed: common_pb2.Exit | None = None) -> common_pb2.Exit:
+    """The exit of a node that was stopped.
+
+    Args:
+        failed: how a worker had failed by itself before. That is noted beside the stop: only the launcher knows whether
+            a signal to this agent came because of the failure of a peer.
+    """
     reason = order.reason if order.reason == "DeadlineExceeded" else "Stopped"
-    return common_pb2.Exit(reason=reason, message=order.message)
+    exit = common_pb2.Exit(reason=reason, message=order.message)
+    if failed is not None and failed.HasField("exception"):
+        exit.exception.CopyFrom(failed.exception)
+        exit.first_failing_rank, exit.local_rank = failed.first_failing_rank, failed.local_rank
+        exit.lost_peer, exit.failed_ns = failed.lost_peer, failed.failed_ns
+    return exit
 
 
 def hung(timeout_s: float) -> common_pb2.Exit:
