@@ -145,6 +145,7 @@ def test_an_address_elsewhere_or_a_schema_of_another_release_is_not_read(left, m
     elsewhere = left.environ | {"TRAINYARD_ENDPOINT": "127.0.0.1:1"}
     ended = subprocess.run([sys.executable, "-m", "trainyard.cli.main", "jobs"], env=elsewhere, capture_output=True)
     assert ended.returncode == 4
+    assert readers(left) == []
     older = make_home()
     for name in ("scheduler", "metrics", "artifacts"):
         with sqlite3.connect(older.folder / f"{name}.db") as database:
