@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -133,19 +134,77 @@ def test_a_job_that_no_node_takes_is_told_which_label_it_is_and_makes_no_pod(
     assert job.wait(WAIT_S, check=False).reason == "Cancelled"
 
 
-def test_a_missing_secret_is_told_by_name(client: Client) -> None:
-    secrets = [{"name": "KEY", "from": {"secret": {"name": "nowhere", "key": "k"}}}]
-    job = client.submit(document(["true"], secrets=secrets))
+def of_secret(name: str, key: str = "api-key") -> list[dict[str, object]]:
+    return [{"name": "KEY", "from": {"secret": {"name": name, "key": key}}}]
+
+
+@pytest.fixture
+def wandb(yard_on_cluster: ClusterYard) -> Iterator[str]:
+    """A Secret that every user of the yard may have."""
+    name = f"wandb-{secrets.token_hex(4)}"
+    yard_on_cluster.kubectl("create", "secret", "generic", name, "--from-literal=api-key=s3cret")
+    yard_on_cluster.kubectl("label", "secret", name, USABLE)
+    yield name
+    yard_on_cluster.kubectl("delete", "secret", name)
+
+
+USABLE = "trainyard.dev/usable=true"
+
+
+def test_a_key_that_a_secret_does_not_have_is_told_by_name(wandb: str, client: Client) -> None:
+    job = client.submit(document(["true"], secrets=of_secret(wandb, "nowhere")))
     wait_until(lambda: events(job, "VolumeUnavailable"), "a remark", WAIT_S)
     assert "nowhere" in events(job, "VolumeUnavailable")[0]
 
 
-def test_a_secret_of_the_cluster_reaches_the_workers(yard_on_cluster: ClusterYard, client: Client) -> None:
-    yard_on_cluster.kubectl("create", "secret", "generic", "wandb", "--from-literal=api-key=s3cret")
-    secrets = [{"name": "KEY", "from": {"secret": {"name": "wandb", "key": "api-key"}}}]
-    job = client.submit(document(python("import os; print(os.environ['KEY'][::-1])"), secrets=secrets))
+def test_a_secret_of_the_cluster_reaches_the_workers(wandb: str, client: Client) -> None:
+    code = python("import os; print(os.environ['KEY'][::-1])")
+    job = client.submit(document(code, secrets=of_secret(wandb)))
     assert ended(job).startswith("Completed")
     assert output(job) == ["terc3s"]
+
+
+def test_a_label_that_goes_while_pods_wait_keeps_the_secret_from_the_workers(
+    wandb: str, yard_on_cluster: ClusterYard, client: Client
+) -> None:
+    job = client.submit(document(python("print('here')"), secrets=of_secret(wandb, "later")))
+    wait_until(lambda: events(job, "VolumeUnavailable"), "a remark", WAIT_S)
+    yard_on_cluster.kubectl("label", "secret", wandb, "trainyard.dev/usable-")
+    yard_on_cluster.kubectl("patch", "secret", wandb, '--patch={"stringData":{"later":"s3cret"}}')
+    assert "without the label trainyard.dev/usable" in ended(job)
+    assert output(job) == []
+
+
+@pytest.mark.parametrize("way", ["a variable", "a volume", "a pull secret"])
+def test_a_job_that_is_submitted_gets_no_secret_without_a_label(
+    wandb: str, yard_on_cluster: ClusterYard, client: Client, way: str
+) -> None:
+    yard_on_cluster.kubectl("label", "secret", wandb, "trainyard.dev/usable-")
+    fields, field = {
+        "a variable": ({"secrets": of_secret(wandb)}, "spec.secrets[0].from.secret"),
+        "a volume": (
+            {"kubernetes": {"volumes": [{"name": "v", "mountPath": "/v", "secret": wandb}]}},
+            "spec.kubernetes.volumes[0].secret",
+        ),
+        "a pull secret": ({"kubernetes": {"pullSecrets": [wandb]}}, "spec.kubernetes.pullSecrets[0]"),
+    }[way]
+    job = client.submit(document(["true"], retries={"limit": 3}, **fields))
+    said = ended(job)
+    assert said.startswith("SecretUnavailable")
+    assert f"{field}: jobs that are submitted to the yard get no Secret without the label trainyard.dev/usable" in said
+    assert f"kubectl label secret {wandb} --namespace={yard_on_cluster.namespace} {USABLE}" in said
+    assert yard_on_cluster.get("jobs", **{"job-id": job.id}) == []
+
+
+def test_the_label_is_looked_at_for_each_attempt(wandb: str, yard_on_cluster: ClusterYard, client: Client) -> None:
+    job = client.submit(document(["false"], secrets=of_secret(wandb)))
+    assert ended(job).startswith("WorkerFailed")
+    yard_on_cluster.kubectl("delete", "secret", wandb)
+    job.retry()
+    assert f"there is no Secret '{wandb}' in namespace {yard_on_cluster.namespace}" in ended(job)
+    yard_on_cluster.kubectl("create", "secret", "generic", wandb, "--from-literal=api-key=other")
+    job.retry()
+    assert "without the label trainyard.dev/usable" in ended(job)
 
 
 def test_a_worker_that_uses_too_much_memory_is_told_so(client: Client) -> None:

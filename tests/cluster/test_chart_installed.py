@@ -19,6 +19,7 @@ from tests.jobs import output
 
 pytestmark = [pytest.mark.usefixtures("cluster"), pytest.mark.timeout(8 * PATIENCE_S)]
 
+OF_A_SECRET = [{"name": "KEY", "from": {"secret": {"name": "hub", "key": "k"}}}]
 WAITING = """
     import os, time
     print("begun", flush=True)
@@ -26,7 +27,10 @@ WAITING = """
         time.sleep(0.1)
     print("done", flush=True)
 """
-SECRETS = {f"yard-trainyard-{name}" for name in ("attempt-key", "authority", "redis", "scrape-token", "tls", "token")}
+SECRETS = {
+    f"yard-trainyard-{name}"
+    for name in ("attempt-key", "authority", "operator-token", "redis", "scrape-token", "tls", "token")
+}
 KINDS = (
     "all,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets,"
     "persistentvolumeclaims"
@@ -71,7 +75,7 @@ def pods(release: Release, component: str, namespace: str = "") -> dict[str, tup
 
 def by_kubectl(release: Release, name: str) -> str:
     """How a job ends that somebody applies."""
-    resource = small_job("print('hello')", name=name)
+    resource = small_job("import os; print(os.environ['KEY'])", name=name, secrets=OF_A_SECRET)
     resource["metadata"] = {"name": name, "namespace": release.namespace}
     release.cluster.apply(resource)
     release.kubectl("wait", "--for=condition=Finished", f"trainingjob/{name}", f"--timeout={int(PATIENCE_S)}s")
@@ -95,7 +99,13 @@ def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(relea
     with release.client() as client:
         job = client.submit(small_job(WAITING))
         wait_until(lambda: begun(job), "the job to begin")
+        release.cluster.kubectl(
+            *("create", "secret", "generic", "hub", "--from-literal=k=v", f"--namespace={jobs_of(release)}")
+        )
+        refused = client.submit(small_job("pass", secrets=OF_A_SECRET)).wait(PATIENCE_S, check=False)
+        assert "without the label trainyard.dev/usable" in refused.message
     assert by_kubectl(release, "by-kubectl") == "Succeeded"
+    release.cluster.kubectl("delete", "secret", "hub", f"--namespace={jobs_of(release)}")
     workers = pods(release, f"trainyard.dev/job-id={job.id}", jobs_of(release))
     services = pods(release, "app.kubernetes.io/component=scheduler")
 

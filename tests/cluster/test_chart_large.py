@@ -118,7 +118,7 @@ def test_it_works_with_servers_and_secrets_of_others(release: Release, make_stor
         release.helm("test", release.name, f"--timeout={int(PATIENCE_S)}s")
         assert release.secrets().keys() == {
             *("company-ca", "databases", "broker", "bucket", "users", "certificate"),
-            *("yard-trainyard-attempt-key", "yard-trainyard-scrape-token"),
+            *("yard-trainyard-attempt-key", "yard-trainyard-operator-token", "yard-trainyard-scrape-token"),
         }
         with release.client(company.token) as client:
             kept = 'open("result.txt", "w").write("trained")'

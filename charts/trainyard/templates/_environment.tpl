@@ -14,6 +14,10 @@
   value: /etc/trainyard/tls/tls.key
 - name: TRAINYARD_SERVICE_TOKEN_FILE
   value: /etc/trainyard/token/token
+{{- if and $values.operator.enabled (has .name (list "scheduler" "launcher" "metrics")) }}
+- name: TRAINYARD_SERVICE_OPERATOR_TOKEN_FILE
+  value: /etc/trainyard/operator/token
+{{- end }}
 - name: TRAINYARD_SERVICE_METRICS_TOKEN_FILE
   value: /etc/trainyard/scrape/token
 - name: TRAINYARD_SERVICE_ATTEMPT_KEY
@@ -38,6 +42,8 @@
 {{- if eq .name "operator" }}
 - name: TRAINYARD_OPERATOR_IDENTITY
   value: {{ include "trainyard.identity" .root }}
+- name: TRAINYARD_OPERATOR_SECRETS_CHECKED
+  value: {{ $values.operator.admissionPolicy.enabled | quote }}
 {{- end }}
 {{- if and (eq .name "operator") $values.operator.namespaces }}
 - name: TRAINYARD_OPERATOR_NAMESPACES

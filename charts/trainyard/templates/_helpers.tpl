@@ -68,7 +68,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- /* Secrets, claims and accounts of the installation, which no job may name; with commas between them. */ -}}
 {{- define "trainyard.reservedNames" -}}
 {{- $full := include "trainyard.fullname" . -}}
-{{- $names := list (include "trainyard.tokenSecret" .) (include "trainyard.scrapeTokenSecret" .) (include "trainyard.attemptKeySecret" .) (include "trainyard.redisSecret" .) (include "trainyard.tlsSecret" .) (printf "%s-authority" $full) -}}
+{{- $names := list (include "trainyard.tokenSecret" .) (include "trainyard.scrapeTokenSecret" .) (include "trainyard.operatorTokenSecret" .) (include "trainyard.attemptKeySecret" .) (include "trainyard.redisSecret" .) (include "trainyard.tlsSecret" .) (printf "%s-authority" $full) -}}
 {{- $names = concat $names (list .Values.database.existingSecret .Values.database.caSecret .Values.redis.caSecret .Values.s3.existingSecret .Values.s3.caSecret) -}}
 {{- $names = append $names (printf "sh.helm.release.v1.%s.*" .Release.Name) -}}
 {{- range list "scheduler" "launcher" "metrics" "artifacts" "operator" "gateway" "redis" "setup" "publish" "remove" "namespace" -}}
@@ -93,6 +93,10 @@ default
 
 {{- define "trainyard.scrapeTokenSecret" -}}
 {{ default (printf "%s-scrape-token" (include "trainyard.fullname" .)) .Values.scrapeToken.existingSecret }}
+{{- end -}}
+
+{{- define "trainyard.operatorTokenSecret" -}}
+{{ default (printf "%s-operator-token" (include "trainyard.fullname" .)) .Values.operatorToken.existingSecret }}
 {{- end -}}
 
 {{- define "trainyard.attemptKeySecret" -}}

@@ -53,6 +53,9 @@ spec:
         - {name: tmp, mountPath: /tmp}
         - {name: tls, mountPath: /etc/trainyard/tls, readOnly: true}
         - {name: token, mountPath: /etc/trainyard/token, readOnly: true}
+        {{- if and $root.Values.operator.enabled (has $name (list "scheduler" "launcher" "metrics")) }}
+        - {name: operator-token, mountPath: /etc/trainyard/operator, readOnly: true}
+        {{- end }}
         - {name: scrape-token, mountPath: /etc/trainyard/scrape, readOnly: true}
         - {name: attempt-key, mountPath: /etc/trainyard/attempt, readOnly: true}
         {{- if and $root.Values.jobs.podTemplate (eq $name "launcher") }}
@@ -64,7 +67,11 @@ spec:
   volumes:
     - {name: tmp, emptyDir: {}}
     - {name: tls, secret: {secretName: {{ include "trainyard.tlsSecret" $root | quote }}, defaultMode: 0440}}
-    - {name: token, secret: {secretName: {{ include "trainyard.tokenSecret" $root | quote }}, defaultMode: 0440}}
+    # The operator does not hold the users' token: it shows one of its own.
+    - {name: token, secret: {secretName: {{ include (ternary "trainyard.operatorTokenSecret" "trainyard.tokenSecret" (eq $name "operator")) $root | quote }}, defaultMode: 0440}}
+    {{- if and $root.Values.operator.enabled (has $name (list "scheduler" "launcher" "metrics")) }}
+    - {name: operator-token, secret: {secretName: {{ include "trainyard.operatorTokenSecret" $root | quote }}, items: [{key: token, path: token}], defaultMode: 0440}}
+    {{- end }}
     - {name: scrape-token, secret: {secretName: {{ include "trainyard.scrapeTokenSecret" $root | quote }}, items: [{key: token, path: token}], defaultMode: 0440}}
     - name: attempt-key
       secret:

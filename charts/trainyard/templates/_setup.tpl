@@ -18,6 +18,9 @@
 {{- if not .Values.scrapeToken.existingSecret }}
 - {name: TRAINYARD_SETUP_SCRAPE_TOKEN_SECRET, value: {{ include "trainyard.scrapeTokenSecret" . | quote }}}
 {{- end }}
+{{- if and .Values.operator.enabled (not .Values.operatorToken.existingSecret) }}
+- {name: TRAINYARD_SETUP_OPERATOR_TOKEN_SECRET, value: {{ include "trainyard.operatorTokenSecret" . | quote }}}
+{{- end }}
 {{- if not .Values.attemptKey.existingSecret }}
 - {name: TRAINYARD_SETUP_ATTEMPT_KEY_SECRET, value: {{ include "trainyard.attemptKeySecret" . | quote }}}
 {{- end }}
@@ -39,7 +42,7 @@
 {{- /* Names of the secrets that the hooks may read and change. */ -}}
 {{- define "trainyard.setupSecrets" -}}
 {{- $full := include "trainyard.fullname" . -}}
-[{{ $full }}-token, {{ $full }}-scrape-token, {{ $full }}-attempt-key, {{ $full }}-redis, {{ $full }}-authority, {{ include "trainyard.tlsSecret" . | quote }}]
+[{{ $full }}-token, {{ $full }}-scrape-token, {{ $full }}-operator-token, {{ $full }}-attempt-key, {{ $full }}-redis, {{ $full }}-authority, {{ include "trainyard.tlsSecret" . | quote }}]
 {{- end -}}
 
 {{- /* What has failed is kept for its logs until the next try, or until the release is removed. */ -}}

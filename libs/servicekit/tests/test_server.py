@@ -132,6 +132,17 @@ async def test_the_token_in_the_home_is_the_user(endpoint, tmp_path):
     assert (await yard(endpoint, bearer_token(tmp_path)).Info(yard_pb2.InfoRequest())).version == "user"
 
 
+def test_the_operator_is_a_user_by_a_token_of_its_own(tokens):
+    authenticator = Authenticator("the users' token", tokens, "the operator's token")
+    found = {who: authenticator.authenticate(f"Bearer the {who} token") for who in ("users'", "operator's")}
+    assert {who: (caller.kind, caller.operator) for who, caller in found.items()} == {
+        "users'": ("user", False),
+        "operator's": ("user", True),
+    }
+    with pytest.raises(ValueError, match="give the operator one of its own"):
+        Authenticator("one", tokens, "one")
+
+
 async def test_an_attempt_token_is_that_attempt(endpoint, tokens):
     token, _ = tokens.mint("default", "job", "attempt-7", 3, ttl_s=60)
     response = await yard(endpoint, token).Info(yard_pb2.InfoRequest())

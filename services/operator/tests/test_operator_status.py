@@ -50,6 +50,8 @@ def test_what_is_submitted_is_the_document_alone_under_the_uid() -> None:
     assert load(request.document.text).metadata.labels == {"team": "vision"}
     assert load(request.document.text).metadata.annotations == {"example.com/cost": "a 7"}
     assert set(json.loads(request.document.text)["metadata"]) == {"name", "labels", "annotations"}
+    assert not request.secrets_checked
+    assert submit_request(read(body()), secrets_checked=True).secrets_checked
 
 
 def test_a_document_is_kept_only_until_it_was_submitted() -> None:

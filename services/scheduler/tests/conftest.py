@@ -17,6 +17,7 @@ from trainyard_scheduler.settings import Settings
 
 from services.scheduler.tests.yard import Yard
 
+OPERATOR_TOKEN = "the operator's own token"
 OpenYard = Callable[..., AbstractAsyncContextManager[Yard]]
 
 
@@ -35,7 +36,7 @@ async def open_yard(
         registry=registry,
         **({"clock": clock} if clock else {}),
     )
-    server = grpc_server.build(Authenticator(bearer, tokens), CollectorRegistry())
+    server = grpc_server.build(Authenticator(bearer, tokens, OPERATOR_TOKEN), CollectorRegistry())
     scheduler.register(server)
     port = grpc_server.listen(server, "127.0.0.1", 0)
     await scheduler.start()

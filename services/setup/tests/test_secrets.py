@@ -47,6 +47,7 @@ def settings(**changes: object) -> Settings:
         "jobs_namespace": "jobs",
         "token_secret": "yard-token",
         "scrape_token_secret": "yard-scrape-token",
+        "operator_token_secret": "yard-operator-token",
         "attempt_key_secret": "yard-attempt-key",
         "redis_secret": "yard-redis",
         "redis_host": "yard-redis.platform.svc",
@@ -65,9 +66,10 @@ def days(number: float) -> datetime.timedelta:
 def test_a_first_run_makes_every_secret(shelf: Shelf) -> None:
     make_secrets(settings(), shelf, NOW)
     certify(settings(), shelf, NOW)
-    names = ["attempt-key", "authority", "redis", "scrape-token", "tls", "token"]
+    names = ["attempt-key", "authority", "operator-token", "redis", "scrape-token", "tls", "token"]
     assert sorted(shelf.kept) == [f"yard-{name}" for name in names]
-    assert shelf.kept["yard-scrape-token"] != shelf.kept["yard-token"]
+    tokens = [shelf.kept[f"yard-{name}"]["token"] for name in ("token", "scrape-token", "operator-token")]
+    assert len(set(tokens)) == len(tokens)
 
 
 def test_a_second_run_changes_nothing(shelf: Shelf) -> None:
@@ -80,7 +82,9 @@ def test_a_second_run_changes_nothing(shelf: Shelf) -> None:
 
 
 def test_secrets_of_others_are_not_made(shelf: Shelf) -> None:
-    make_secrets(settings(token_secret="", scrape_token_secret="", redis_secret=""), shelf, NOW)
+    make_secrets(
+        settings(token_secret="", scrape_token_secret="", operator_token_secret="", redis_secret=""), shelf, NOW
+    )
     assert sorted(shelf.kept) == ["yard-attempt-key"]
 
 

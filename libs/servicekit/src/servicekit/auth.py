@@ -50,6 +50,8 @@ class Principal:
     """When the token ends, in seconds since the epoch."""
     database_id: str = ""
     """Of the scheduler's database that has the job; "" when an older version minted the token."""
+    operator: bool = False
+    """Of a user: it is the operator, by its own token."""
 
     @property
     def expired(self) -> bool:
@@ -104,6 +106,20 @@ def require_user() -> Principal:
             hint="use the token in TRAINYARD_HOME/token",
         )
     return principal
+
+
+def require_operator(what: str) -> None:
+    """Refuses every caller but the operator, which alone may say `what`.
+
+    Raises:
+        PermissionDenied: OperatorOnly.
+    """
+    if not current_principal().operator:
+        raise PermissionDenied(
+            f"only the operator may say {what}",
+            reason="OperatorOnly",
+            hint="leave it unset, or apply the document with kubectl",
+        )
 
 
 def require_workspace(workspace: str) -> str:
@@ -296,10 +312,22 @@ class AttemptTokens(AttemptVerifier):
 
 
 class Authenticator:
-    """Turns the `authorization` metadata of a call into a principal."""
+    """Turns the `authorization` metadata of a call into a principal.
 
-    def __init__(self, bearer: str, tokens: AttemptVerifier) -> None:
+    Args:
+        bearer: the users' token.
+        tokens: verifies those of attempts.
+        operator_token: of the operator; "" when it has none of its own.
+
+    Raises:
+        ValueError: operator and users have the same token.
+    """
+
+    def __init__(self, bearer: str, tokens: AttemptVerifier, operator_token: str = "") -> None:
+        if operator_token and bearer == operator_token:
+            raise ValueError("the operator's token is the users' token: give the operator one of its own")
         self._bearer = bearer.encode()
+        self._operator_token = operator_token.encode()
         self._tokens = tokens
         self._verified: dict[str, tuple[Principal, float]] = {}
 
@@ -321,6 +349,8 @@ class Authenticator:
             )
         if hmac.compare_digest(token.encode(), self._bearer):
             return Principal("user")
+        if self._operator_token and hmac.compare_digest(token.encode(), self._operator_token):
+            return Principal("user", operator=True)
         if token.count(".") != 2:
             raise Unauthenticated(
                 "this is not the yard's token",

@@ -31,6 +31,7 @@ class Host:
         tokens: verifies attempts.
         before: interceptors that run ahead of authentication.
         metrics_token: opens `/metrics` and nothing else; "" for none. The users' token opens it as well.
+        operator_token: of the operator; "" when it has none of its own.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Host:
         tokens: AttemptVerifier,
         before: Sequence[grpc.aio.ServerInterceptor] = (),
         metrics_token: str = "",
+        operator_token: str = "",
     ) -> None:
         descriptors.raise_limit()
         self.registry = CollectorRegistry()
@@ -49,7 +51,8 @@ class Host:
         watch_disk(self.registry, home)
         self._certificates = CertificateGauge(self.registry)
         self._refusals = Refusals(self.registry)
-        self.server = servers.build(Authenticator(token, tokens), self.registry, before, refusals=self._refusals)
+        authenticator = Authenticator(token, tokens, operator_token)
+        self.server = servers.build(authenticator, self.registry, before, refusals=self._refusals)
         self.health = Health(services, self.registry)
         self.health.register(self.server)
         self._exposition = Exposition(

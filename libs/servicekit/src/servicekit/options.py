@@ -63,6 +63,9 @@ class Options(Settings):
     metrics_token_file: Path | None = Field(
         None, description="a bearer token that opens /metrics and nothing else; none: only the users' token does"
     )
+    operator_token_file: Path | None = Field(
+        None, description="the operator's bearer token; none: the operator has no token of its own"
+    )
     attempt_key: Path | None = Field(
         None, description=f"public key that attempts' tokens are checked with, PEM; default: HOME/{PUBLIC_KEY_FILE}"
     )
@@ -94,6 +97,14 @@ class Options(Settings):
             ValueError: its file cannot be read or holds none.
         """
         return _token("metrics_token_file", self.metrics_token_file) if self.metrics_token_file else ""
+
+    def operator_token(self) -> str:
+        """The operator's token; "" for none.
+
+        Raises:
+            ValueError: its file cannot be read or holds none.
+        """
+        return _token("operator_token_file", self.operator_token_file) if self.operator_token_file else ""
 
 
 def _token(option: str, path: Path) -> str:

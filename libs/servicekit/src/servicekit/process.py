@@ -133,7 +133,8 @@ async def _serve(program: Program[O], options: O) -> None:
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     require_writable(options.home)
     token, tokens = options.token(), program.tokens(options)
-    host = Host([program.name], options.home, token, tokens, metrics_token=options.metrics_token())
+    metrics_token, operator_token = options.metrics_token(), options.operator_token()
+    host = Host([program.name], options.home, token, tokens, metrics_token=metrics_token, operator_token=operator_token)
     metrics_url = ""
     if options.metrics_listen is not None:
         metrics_url = await host.expose(options.metrics_listen.host, options.metrics_listen.port, options.tls)

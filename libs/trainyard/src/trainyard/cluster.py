@@ -21,6 +21,7 @@ from kubernetes.client import Configuration
 
 Object = dict[str, Any]
 MERGE_PATCH = "application/merge-patch+json"
+_METADATA = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 _LINE_BYTES = 4 * 1024 * 1024
 _TOKEN_S = 10.0  # for so long a token is taken for good: those of clusters are renewed minutes before they expire
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -136,6 +137,11 @@ class Api:
         """Raises ApiError."""
         return await self._request("GET", path, params)
 
+    async def metadata(self, path: str) -> Object:
+        """An object's metadata alone: without what a Secret holds. Raises ApiError."""
+        found: Object = json.loads(await self._answer("GET", path, {}, accept=_METADATA))
+        return found
+
     async def text(self, path: str, **params: str) -> str:
         """What is no JSON, such as a log. Raises ApiError."""
         return (await self._answer("GET", path, params)).decode(errors="replace")
@@ -174,9 +180,12 @@ class Api:
         params: Mapping[str, str],
         body: Mapping[str, Any] | None = None,
         content_type: str = "application/json",
+        accept: str = "*/*",
     ) -> bytes:
         await self._limiter.admit()
-        headers = await self._headers() | ({"Content-Type": content_type} if body is not None else {})
+        headers = await self._headers() | {"Accept": accept}
+        if body is not None:
+            headers["Content-Type"] = content_type
         data = json.dumps(body).encode() if body is not None else None
         try:
             async with self._opened().request(

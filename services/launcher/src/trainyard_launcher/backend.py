@@ -52,7 +52,8 @@ class Launch:
     """An attempt to start: one plan per node, in which the backend fills in what only it knows (addresses, devices).
 
     Plans are stored; `secrets`, variables of the workers, must reach the agents without being written anywhere. `spec`
-    has what plans do not: image, volumes and the like. `labels` and `annotations` are the job's own.
+    has what plans do not: image, volumes and the like. `labels` and `annotations` are the job's own. `secrets_checked`
+    says that whoever wrote the job may read the Secrets of the cluster that it names.
     """
 
     facts: Facts
@@ -62,6 +63,7 @@ class Launch:
     spec: Spec | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    secrets_checked: bool = False
 
     @property
     def threads(self) -> int:

@@ -71,7 +71,8 @@ class Planner:
         per_worker = common_pb2.Resources(cpu=cpu, memory_bytes=memory, gpu=gpu)
         secrets = resolve(job, cluster=self.settings.backend == "kubernetes")
         labels, annotations = job.metadata.labels, job.metadata.annotations
-        return Launch(facts, plans, per_worker, secrets, job.spec, labels, annotations)
+        checked = assignment.secrets_checked
+        return Launch(facts, plans, per_worker, secrets, job.spec, labels, annotations, secrets_checked=checked)
 
     def _common(self, assignment: scheduler_pb2.Assignment, facts: Facts, job: TrainingJob) -> Plan:
         from trainyard.spec import quantities

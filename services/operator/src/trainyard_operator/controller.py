@@ -43,6 +43,7 @@ class Controller:
         self._yard = yard
         self._announcer = announcer
         self._identity = settings.identity
+        self._secrets_checked = settings.secrets_checked
         self.roster = Roster()
         self.queue = Queue(self._reconcile, settings.workers, settings.retry_s)
 
@@ -138,7 +139,7 @@ class Controller:
         if not tracked.resource.taken_by(self._identity):
             await self._claim(tracked)
         try:
-            answer = await self._yard.submit(submit_request(tracked.resource))
+            answer = await self._yard.submit(self._request(tracked))
         except Exhausted:
             raise
         except (InvalidSpec, InvalidArgument, Conflict) as error:
@@ -147,6 +148,9 @@ class Controller:
         self._accept(tracked, answer)
         if not answer.created:  # by a previous instance of the operator
             await self._refresh(tracked)
+
+    def _request(self, tracked: Tracked) -> pb.SubmitRequest:
+        return submit_request(tracked.resource, secrets_checked=self._secrets_checked)
 
     def _accept(self, tracked: Tracked, answer: pb.SubmitResponse) -> None:
         """The resource has a job; its events count from the first one on."""
@@ -236,7 +240,7 @@ class Controller:
             if not tracked.job_id:  # held, but perhaps never submitted: submitting tells
                 if tracked.refused:
                     return False
-                self._accept(tracked, await self._yard.submit(submit_request(tracked.resource)))
+                self._accept(tracked, await self._yard.submit(self._request(tracked)))
             job = await self._yard.cancel(tracked.job_id, _DELETED)
         except Exhausted:
             raise

@@ -104,7 +104,15 @@ def document(body: Mapping[str, Any]) -> str:
     )
 
 
-def submit_request(resource: Resource) -> pb.SubmitRequest:
-    """The uid is the idempotency key: however often this is sent, it is one job."""
+def submit_request(resource: Resource, *, secrets_checked: bool = False) -> pb.SubmitRequest:
+    """The uid is the idempotency key: however often this is sent, it is one job.
+
+    Args:
+        secrets_checked: the API server checked that its author may read its Secrets.
+    """
     where = f"{resource.namespace}/{resource.name}"
-    return pb.SubmitRequest(document=pb.Document(text=resource.document, filename=where), idempotency_key=resource.uid)
+    return pb.SubmitRequest(
+        document=pb.Document(text=resource.document, filename=where),
+        idempotency_key=resource.uid,
+        secrets_checked=secrets_checked,
+    )

@@ -13,6 +13,9 @@ class Settings(ServiceSettings):
     """Name of this operator, of which the cluster has no second: it leaves alone what others took."""
     namespaces: str = ""
     """Namespaces whose resources are jobs of this yard, separated by commas; empty: all of the cluster."""
+    secrets_checked: bool = False
+    """Whether the API server refuses a resource that names Secrets which its author may not get, as the chart's
+    admission policy does. Otherwise jobs get only Secrets with the label trainyard.dev/usable."""
     kubeconfig: str = ""
     """How the API server is reached; empty: as the pod this operator runs in, or by the user's own kubeconfig."""
     context: str = ""

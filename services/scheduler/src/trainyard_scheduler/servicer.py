@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
-from servicekit.auth import require_user, require_workspace
+from servicekit.auth import require_operator, require_user, require_workspace
 from servicekit.errors import InvalidArgument, NotFound, ServiceError, Unavailable
 from servicekit.paging import decode_token, encode_token, page_size
 from servicekit.store import Store
@@ -47,6 +47,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     async def Submit(self, request: scheduler_pb2.SubmitRequest, context: _Context) -> scheduler_pb2.SubmitResponse:
         _workspace(request.workspace)
+        _require_may_vouch([request])
         outcome = (await self._submitter.submit([request]))[0]
         if isinstance(outcome, ServiceError):
             raise outcome
@@ -68,6 +69,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
             )
         for entry in request.requests:
             _workspace(entry.workspace)
+        _require_may_vouch(request.requests)
         response = scheduler_pb2.SubmitBatchResponse()
         for outcome in await self._submitter.submit(request.requests):
             result = response.results.add()
@@ -227,6 +229,13 @@ def _workspace(name: str) -> str:
             hint=f"there is: {', '.join(sorted(WORKSPACES))}",
         )
     return workspace
+
+
+def _require_may_vouch(requests: Sequence[scheduler_pb2.SubmitRequest]) -> None:
+    """Raises:
+    PermissionDenied: a caller other than the operator says that the Secrets of a document were checked."""
+    if any(request.secrets_checked for request in requests):
+        require_operator("secrets_checked")
 
 
 def _resolve_as_yaml(text: str, filename: str, max_bytes: int) -> tuple[Resolved, str]:

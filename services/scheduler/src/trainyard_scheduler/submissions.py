@@ -82,7 +82,12 @@ class Submitter:
         except ServiceError as error:
             return error
         return Submission(
-            request.workspace or "default", request.idempotency_key, request.owner.kind, request.owner.id, resolved
+            request.workspace or "default",
+            request.idempotency_key,
+            request.owner.kind,
+            request.owner.id,
+            resolved,
+            request.secrets_checked,
         )
 
 

@@ -43,6 +43,8 @@ class Job(Record):
     memory_bytes: int = Field(sa_type=_BIG)
     gpu: int
     policy: str
+    secrets_checked: int = 0
+    """1: whoever wrote the document may read the Secrets that it names."""
     created_ns: int = Field(sa_type=_BIG)
     # From here on: what transitions change.
     state: int

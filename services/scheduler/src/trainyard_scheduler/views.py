@@ -163,4 +163,5 @@ def assignment(record: Job, held: Attempt, spec: str, database_id: str) -> sched
         deadline_ns=record.deadline_ns,
         stopping=bool(held.stop_reason),
         database_id=database_id,
+        secrets_checked=bool(record.secrets_checked),
     )

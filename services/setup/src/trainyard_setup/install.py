@@ -94,6 +94,7 @@ def make_secrets(settings: Settings, keeper: Keeper, now: datetime.datetime) -> 
     wanted: list[tuple[str, Sequence[str], Callable[[], Data]]] = [
         (settings.token_secret, ["token"], secrets.token),
         (settings.scrape_token_secret, ["token"], secrets.scrape_token),
+        (settings.operator_token_secret, ["token"], secrets.operator_token),
         (settings.attempt_key_secret, ["attempt.key", "attempt.pub"], secrets.attempt_key),
         (settings.redis_secret, ["password", "url"], lambda: secrets.redis(settings.redis_host)),
     ]

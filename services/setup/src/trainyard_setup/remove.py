@@ -16,6 +16,7 @@ def remove(settings: Settings, cluster: Cluster) -> str:
     made = [
         settings.token_secret,
         settings.scrape_token_secret,
+        settings.operator_token_secret,
         settings.attempt_key_secret,
         settings.redis_secret,
         settings.certificate_secret,

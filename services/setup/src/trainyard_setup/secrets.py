@@ -32,6 +32,11 @@ def scrape_token() -> Data:
     return token()
 
 
+def operator_token() -> Data:
+    """The operator's token: with it a job counts as one that the cluster checked."""
+    return token()
+
+
 def attempt_key() -> Data:
     """The key pair of attempts' tokens: the launcher is shown the private half, everybody the public one."""
     key = Ed25519PrivateKey.generate()

@@ -35,6 +35,8 @@ class Settings(ServiceSettings):
     """Made when missing: the users' token."""
     scrape_token_secret: str = ""
     """Made when missing: the token that opens `/metrics` and nothing else."""
+    operator_token_secret: str = ""
+    """Made when missing: the operator's token."""
     attempt_key_secret: str = ""
     """Made when missing: the key pair that attempts' tokens are signed with."""
     redis_secret: str = ""

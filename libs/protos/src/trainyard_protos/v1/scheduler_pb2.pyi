@@ -134,11 +134,16 @@ class SubmitRequest(_message.Message):
     IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     PACKED_CODE_FIELD_NUMBER: _builtins.int
+    SECRETS_CHECKED_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     idempotency_key: _builtins.str
     """"" gets a fresh one"""
     packed_code: _builtins.str
     """artifact reference "name@<number>" that replaces `code.path`"""
+    secrets_checked: _builtins.bool
+    """Whoever wrote the document was found to be allowed to read the Secrets that it names. From the operator alone:
+    PERMISSION_DENIED (reason OperatorOnly) for everybody else, whose jobs get Secrets with a label (decision 40).
+    """
     @_builtins.property
     def document(self) -> Global___Document: ...
     @_builtins.property
@@ -151,10 +156,11 @@ class SubmitRequest(_message.Message):
         idempotency_key: _builtins.str = ...,
         owner: Global___Owner | None = ...,
         packed_code: _builtins.str = ...,
+        secrets_checked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "idempotency_key", b"idempotency_key", "owner", b"owner", "packed_code", b"packed_code", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document", b"document", "idempotency_key", b"idempotency_key", "owner", b"owner", "packed_code", b"packed_code", "secrets_checked", b"secrets_checked", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1257,6 +1263,7 @@ class RegisterPoolRequest(_message.Message):
     GPU_TOLERATIONS_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
     UNUSABLE_MACHINES_FIELD_NUMBER: _builtins.int
+    ALLOWED_PODS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     launcher_id: _builtins.str
     """stable over restarts of the same launcher"""
@@ -1277,6 +1284,10 @@ class RegisterPoolRequest(_message.Message):
     def unusable_machines(self) -> _containers.RepeatedCompositeFieldContainer[Global___Machine]:
         """those that take nothing now, for instance because they are cordoned"""
 
+    @_builtins.property
+    def allowed_pods(self) -> Global___AllowedPods:
+        """unset: jobs may ask for anything, or it is not used"""
+
     def __init__(
         self,
         *,
@@ -1288,14 +1299,45 @@ class RegisterPoolRequest(_message.Message):
         gpu_tolerations: _abc.Iterable[Global___Toleration] | None = ...,
         kinds: _abc.Iterable[Global___MachineKind] | None = ...,
         unusable_machines: _abc.Iterable[Global___Machine] | None = ...,
+        allowed_pods: Global___AllowedPods | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["overhead", b"overhead"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["allowed_pods", b"allowed_pods", "overhead", b"overhead"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gpu_tolerations", b"gpu_tolerations", "kinds", b"kinds", "launcher_id", b"launcher_id", "lease_s", b"lease_s", "machines", b"machines", "overhead", b"overhead", "pool", b"pool", "unusable_machines", b"unusable_machines"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_pods", b"allowed_pods", "gpu_tolerations", b"gpu_tolerations", "kinds", b"kinds", "launcher_id", b"launcher_id", "lease_s", b"lease_s", "machines", b"machines", "overhead", b"overhead", "pool", b"pool", "unusable_machines", b"unusable_machines"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterPoolRequest: _TypeAlias = RegisterPoolRequest  # noqa: Y015
+
+@_typing.final
+class AllowedPods(_message.Message):
+    """What jobs may ask for in `spec.kubernetes`. "*" in a name stands for any characters."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRIORITY_CLASSES_FIELD_NUMBER: _builtins.int
+    TOLERATIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def priority_classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """names of PriorityClasses"""
+
+    @_builtins.property
+    def tolerations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """keys of taints; "*" alone: every taint"""
+
+    def __init__(
+        self,
+        *,
+        priority_classes: _abc.Iterable[_builtins.str] | None = ...,
+        tolerations: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["priority_classes", b"priority_classes", "tolerations", b"tolerations"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AllowedPods: _TypeAlias = AllowedPods  # noqa: Y015
 
 @_typing.final
 class RegisterPoolResponse(_message.Message):
@@ -1385,6 +1427,7 @@ class Assignment(_message.Message):
     DEADLINE_NS_FIELD_NUMBER: _builtins.int
     STOPPING_FIELD_NUMBER: _builtins.int
     DATABASE_ID_FIELD_NUMBER: _builtins.int
+    SECRETS_CHECKED_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     job_id: _builtins.str
     job_name: _builtins.str
@@ -1399,6 +1442,8 @@ class Assignment(_message.Message):
     """a stop was already asked for"""
     database_id: _builtins.str
     """of the scheduler's database that has the job; "" from earlier versions"""
+    secrets_checked: _builtins.bool
+    """as in SubmitRequest, of the request that made the job"""
     @_builtins.property
     def placements(self) -> _containers.RepeatedCompositeFieldContainer[Global___Placement]: ...
     @_builtins.property
@@ -1420,10 +1465,11 @@ class Assignment(_message.Message):
         deadline_ns: _builtins.int = ...,
         stopping: _builtins.bool = ...,
         database_id: _builtins.str = ...,
+        secrets_checked: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "database_id", b"database_id", "deadline_ns", b"deadline_ns", "fence", b"fence", "job_id", b"job_id", "job_name", b"job_name", "placements", b"placements", "pool", b"pool", "rejected_checkpoints", b"rejected_checkpoints", "spec", b"spec", "stopping", b"stopping", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "database_id", b"database_id", "deadline_ns", b"deadline_ns", "fence", b"fence", "job_id", b"job_id", "job_name", b"job_name", "placements", b"placements", "pool", b"pool", "rejected_checkpoints", b"rejected_checkpoints", "secrets_checked", b"secrets_checked", "spec", b"spec", "stopping", b"stopping", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

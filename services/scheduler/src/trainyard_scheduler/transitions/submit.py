@@ -29,6 +29,7 @@ class Submission(NamedTuple):
     owner_kind: str
     owner_id: str
     resolved: Resolved
+    secrets_checked: bool = False
 
 
 class Submitted(NamedTuple):
@@ -116,6 +117,7 @@ def _create(tx: Transaction, submission: Submission, numbers: _Numbers) -> Job:
         memory_bytes=resolved.per_worker.memory_bytes,
         gpu=resolved.per_worker.gpu,
         policy=resolved.policy,
+        secrets_checked=int(submission.secrets_checked),
         created_ns=tx.now_ns,
         updated_ns=tx.now_ns,
         state=int(JobState.QUEUED),

@@ -52,6 +52,7 @@ class Attempt:
     uid: str = ""  # of the Job; "" before it is made
     launch: Launch | None = None  # until all agents have joined
     nodes: list[Node] = field(default_factory=list)
+    secrets_usable: bool = False  # its job may have its Secrets, as found out since pods have them
     told: set[str] = field(default_factory=set)  # reasons that a remark was made of
     placed: asyncio.Event = field(default_factory=asyncio.Event)  # every node has a machine, or is over
 

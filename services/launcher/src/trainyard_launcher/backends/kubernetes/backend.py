@@ -18,7 +18,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry
 from trainyard.cluster import Api, ApiError, load_configuration
-from trainyard_protos.v1 import launcher_pb2, scheduler_pb2
+from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2
 
 from trainyard_launcher.backend import (
     Claim,
@@ -45,6 +45,7 @@ from trainyard_launcher.backends.kubernetes import (
     pods,
     taints,
     tokens,
+    usable_secrets,
 )
 from trainyard_launcher.backends.kubernetes.agent_volume import AgentVolume
 from trainyard_launcher.backends.kubernetes.attempts import Attempt, Node
@@ -174,6 +175,7 @@ class KubernetesBackend:
         binding.bind_template(pod_spec, launch.facts, self._kinds)
         placement.avoid(pod_spec, self._keeper.judge.gone)
         try:
+            await usable_secrets.check(self._api, self._settings, launch)
             attempt.uid = await self._make_job(body)
             if launch.facts.nodes > 1:
                 await self._make_service(body["metadata"] | {"uid": attempt.uid})
@@ -223,6 +225,7 @@ class KubernetesBackend:
         await self._introduce(attempt, attempt.nodes[node], credential)
         if attempt.launch is None:
             attempt.launch = await claim()
+        await self._check_secrets(attempt, attempt.launch, attempt.nodes[node])
         joined = self._complete(attempt.launch, attempt, node)
         if all(each.joined for each in attempt.nodes):
             attempt.launch = None
@@ -249,6 +252,17 @@ class KubernetesBackend:
             raise JoinLater(f"the cluster did not say whose token this is: {error}") from error
         _check(attempt, node, pod, identity)
         node.joined = identity.uid
+
+    async def _check_secrets(self, attempt: Attempt, launch: Launch, node: Node) -> None:
+        """Raises JoinRefused when the job may no longer have a Secret: its label may go while pods wait."""
+        if attempt.secrets_usable:
+            return
+        try:
+            await usable_secrets.check(self._api, self._settings, launch)
+        except StartError as error:
+            node.verdict = node.verdict or common_pb2.Exit(reason=error.reason, message=str(error), node=node.index)
+            raise JoinRefused(str(error)) from error
+        attempt.secrets_usable = True
 
     async def _whole(self, attempt: Attempt) -> None:
         """Raises JoinLater unless every node of the gang has a machine: it starts as a whole or not at all."""

@@ -11,6 +11,7 @@ from fnmatch import fnmatchcase
 from trainyard.spec import Kubernetes, Spec
 
 from trainyard_launcher.backend import StartError
+from trainyard_launcher.backends.kubernetes.secret_names import secret_names
 from trainyard_launcher.settings import Settings
 
 
@@ -28,16 +29,12 @@ def check(spec: Spec, settings: Settings) -> None:
 
 def _named(spec: Spec, settings: Settings) -> Iterator[tuple[str, str, str]]:
     """Field, name, and the reason for an attempt's end, of all that a job asks for by name."""
-    for secret in spec.secrets:
-        if secret.from_.secret is not None:
-            yield "spec.secrets", secret.from_.secret.name, "VolumeUnavailable"
+    yield from secret_names(spec)
     wishes = spec.kubernetes or Kubernetes()
-    for volume in wishes.volumes:
-        for name in (volume.secret, volume.persistent_volume_claim):
-            if name is not None:
-                yield "spec.kubernetes.volumes", name, "VolumeUnavailable"
-    for name in wishes.pull_secrets:
-        yield "spec.kubernetes.pullSecrets", name, "ImageUnavailable"
+    for index, volume in enumerate(wishes.volumes):
+        if volume.persistent_volume_claim is not None:
+            field = f"spec.kubernetes.volumes[{index}].persistentVolumeClaim"
+            yield field, volume.persistent_volume_claim, "VolumeUnavailable"
     account = wishes.service_account
     if account and account != settings.kubernetes_service_account:
         yield "spec.kubernetes.serviceAccount", account, "PodsRefused"

@@ -1,0 +1,11 @@
+"""Whether whoever wrote a job's document may read the Secrets that it names. Of earlier jobs nobody checked it."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+
+
+def upgrade() -> None:
+    op.add_column("jobs", sa.Column("secrets_checked", sa.Integer(), nullable=False, server_default="0"))
