@@ -114,6 +114,19 @@ async def test_a_yard_with_the_same_namespace_and_pool_keeps_its_jobs_and_pods(
     assert server.asked_to("DELETE") == {f"{PODS}/{orphan['metadata']['name']}"}
 
 
+async def test_usage_names_the_volume_claims_that_pods_mount_and_says_what_is_not_measured(
+    server: ApiServer, backend: KubernetesBackend
+) -> None:
+    mounting = pod(job(OURS))
+    claim = {"name": "data", "persistentVolumeClaim": {"claimName": "datasets"}}
+    mounting["spec"]["volumes"] = [*mounting["spec"].get("volumes", []), claim]
+    await opened(server, backend, [job(OURS)], [mounting])
+    usage = await backend.usage()
+    assert (len(usage.usage), len(usage.unread)) == (0, 2)
+    assert "folders of attempts lie in their pods" in usage.unread[0]
+    assert usage.unread[1].startswith("volume claim datasets of ")
+
+
 async def test_a_job_from_before_the_label_is_taken_over_by_the_yard_that_its_pods_talk_to(
     server: ApiServer, backend: KubernetesBackend
 ) -> None:

@@ -38,6 +38,7 @@ class AdminEvent(StrEnum):
     """What was changed, as `Event.type` in scheduler.proto."""
 
     ALIAS_SET = "AliasSet"
+    JOB_DELETED = "JobDeleted"
     VERSION_DELETED = "VersionDeleted"
     VERSIONS_EXPIRED = "VersionsExpired"
     RETENTION_SET = "RetentionSet"

@@ -18,10 +18,26 @@ async def test_usage_is_a_table_with_the_room_that_is_left(yard: ScriptedYard) -
     for service in ("scheduler", "metrics", "artifacts"):
         used = [pb.GetUsageResponse.Usage(what="chunks", workspace="default", bytes=2048, count=3, unit="chunks")]
         yard.admin[f"{service}.GetUsage"] = [pb.GetUsageResponse(usage=used, free_bytes=1024**3)]
+    attempts = {"what": "attempt folders", "workspace": "default", "unit": "attempts"}
+    of_job = pb.GetUsageResponse.Usage(**attempts, bytes=5 * 1024**2, count=2, job_id="j", job_name="digits")
+    unread = "/home/attempts/a: Permission denied"
+    yard.admin["launcher.GetUsage"] = [pb.GetUsageResponse(usage=[of_job], free_bytes=1024**3, unread=[unread])]
     ended = await run("admin", "usage")
     assert ended.lines[0].split() == ["SERVICE", "WHAT", "WORKSPACE", "SIZE", "COUNT"]
     assert ended.lines[1].split() == ["scheduler", "chunks", "default", "2.0", "KiB", "3", "chunks"]
-    assert ended.lines[4].startswith("free: 1.0 GiB (scheduler)")
+    assert ended.lines[4].split() == [
+        "launcher",
+        "attempt",
+        "folders:",
+        "digits",
+        "default",
+        "5.0",
+        "MiB",
+        "2",
+        "attempts",
+    ]
+    assert ended.lines[5] == f"not counted (launcher): {unread}"
+    assert ended.lines[6].startswith("free: 1.0 GiB (scheduler)")
     (first, *_) = json.loads((await run("admin", "usage", "-o", "json")).out)
     assert (first["service"], first["freeBytes"], first["usage"][0]["what"]) == ("scheduler", 1024**3, "chunks")
 

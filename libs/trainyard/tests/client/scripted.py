@@ -268,6 +268,11 @@ class _Launcher(_Servicer, launcher_pb2_grpc.LauncherServiceServicer):
         ),
     )
 
+    async def GetUsage(self, request: Any, context: Context) -> admin_pb2.GetUsageResponse:
+        await self.yard.enter("launcher.GetUsage", request, context)
+        answer: admin_pb2.GetUsageResponse = self.yard.admin["launcher.GetUsage"][0]
+        return answer
+
     async def Follow(self, request: Any, context: Context) -> AsyncIterator[launcher_pb2.FollowEvent]:
         await self.yard.enter("Follow", request, context)
         async for item in self.yard.play(self.yard.live.pop(0) if self.yard.live else [], context):

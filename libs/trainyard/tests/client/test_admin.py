@@ -94,7 +94,7 @@ async def test_verification_reads_both_keepers_and_passes_findings_on(yard: Scri
 
 
 async def test_usage_is_that_of_all_services(yard: ScriptedYard) -> None:
-    for number, service in enumerate(("scheduler", "metrics", "artifacts")):
+    for number, service in enumerate(("scheduler", "metrics", "artifacts", "launcher")):
         used = [pb.GetUsageResponse.Usage(what="database", bytes=number)]
         yard.admin[f"{service}.GetUsage"] = [pb.GetUsageResponse(usage=used, free_bytes=7)]
     async with AsyncClient() as client:
@@ -103,4 +103,5 @@ async def test_usage_is_that_of_all_services(yard: ScriptedYard) -> None:
         ("scheduler", 0, 7),
         ("metrics", 1, 7),
         ("artifacts", 2, 7),
+        ("launcher", 3, 7),
     ]

@@ -96,6 +96,19 @@ def release(session: Session, workspace: str, hashes: Collection[bytes], now_ns:
         session.execute(statement.values(refs=ChunkRow.refs - 1, touched_ns=now_ns))
 
 
+def held_only(session: Session, workspace: str, held: Mapping[bytes, int]) -> int:
+    """Bytes of the chunks that no more manifests hold than these.
+
+    Args:
+        held: by chunk, how many.
+    """
+    total = 0
+    for block in blocks(held):
+        query = select(col(ChunkRow.hash), col(ChunkRow.refs), col(ChunkRow.size)).where(*_these(workspace, block))
+        total += sum(size for hash, refs, size in session.execute(query) if refs <= held[hash])
+    return total
+
+
 def mark_damaged(session: Session, workspace: str, hash: bytes, pack: str) -> bool:
     """From now on a chunk that lies there counts as missing, so that sending it again heals every version with it.
 

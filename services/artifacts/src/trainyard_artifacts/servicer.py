@@ -17,7 +17,7 @@ from trainyard_protos.v1 import artifacts_pb2 as pb
 from trainyard_protos.v1 import metrics_pb2
 from trainyard_protos.v1.artifacts_pb2_grpc import ArtifactServiceServicer
 
-from trainyard_artifacts import catalog, fences, files, lineage, listing, retention
+from trainyard_artifacts import catalog, fences, files, job_removal, lineage, listing, retention
 from trainyard_artifacts.access import (
     own_key,
     producer_of,
@@ -167,6 +167,32 @@ class ArtifactServicer(ArtifactServiceServicer):
 
         await self._store.write(change)
         return pb.DeleteVersionResponse()
+
+    async def DeleteJobArtifacts(
+        self, request: pb.DeleteJobArtifactsRequest, context: Context
+    ) -> pb.DeleteJobArtifactsResponse:
+        require_user()
+        workspace = await self._enter(request.workspace)
+        if not request.job_id:
+            raise InvalidArgument("no job id", reason="BadJobId", hint="name the job whose checkpoints are to go")
+        actor = f"launcher/{request.launcher_id}" if request.launcher_id else caller(context)
+        recorder = Recorder(self._events, actor)
+        job = (workspace, request.job_id, list(request.kept_references))
+
+        def answer(session: Session, removal: job_removal.Removal) -> pb.DeleteJobArtifactsResponse:
+            versions = catalog.messages(session, [row for row, _ in removal.kept])
+            return pb.DeleteJobArtifactsResponse(
+                deleted=catalog.messages(session, removal.deleted),
+                freed_bytes=removal.freed_bytes,
+                kept=[
+                    pb.DeleteJobArtifactsResponse.Kept(version=version, why=why)
+                    for version, (_, why) in zip(versions, removal.kept, strict=True)
+                ],
+            )
+
+        if request.dry_run:
+            return await self._store.read(lambda session: answer(session, job_removal.plan(session, *job)))
+        return await self._store.write(lambda session: answer(session, job_removal.apply(session, *job, recorder)))
 
     async def CloseAttempt(
         self, request: metrics_pb2.CloseAttemptRequest, context: Context

@@ -44,6 +44,7 @@ _METHODS = {
         ("Plan", "GetJob", "ListJobs", "ListEvents", "Watch", "ExplainJob", "ListPools"),
     ),
     "SchedulerAdminService": ("scheduler", ("GetUsage",)),
+    "LauncherService": ("launcher", ("GetUsage",)),
     "MetricsService": ("metrics", ("ListRuns", "SearchRuns", "ListSeries", "QuerySeries", "WatchSeries", "ReadLogs")),
     "MetricsAdminService": ("metrics", ("GetUsage", "ListAdminEvents")),
     "ArtifactService": (
@@ -149,6 +150,10 @@ class ReadingYard:
             from trainyard_scheduler.compose import compose as compose_scheduler
 
             return compose_scheduler(home=home, database_url=url, celery=None, registry=registry, environ=environ)
+        if name == "launcher":
+            from trainyard_launcher.reading import ReadingLauncher
+
+            return ReadingLauncher(home)  # type: ignore[abstract]  # other methods are refused before they get there
         if name == "metrics":
             from trainyard_metrics.compose import compose as compose_metrics
 

@@ -14,7 +14,7 @@ from servicekit.auth import AttemptTokens
 from servicekit.celery import Worker
 from servicekit.messages import start_queue, stop_queue
 from trainyard.channel import connect
-from trainyard_protos.v1 import launcher_pb2_grpc, metrics_pb2_grpc, scheduler_pb2_grpc
+from trainyard_protos.v1 import artifacts_pb2_grpc, launcher_pb2_grpc, metrics_pb2_grpc, scheduler_pb2_grpc
 
 from trainyard_launcher import tasks
 from trainyard_launcher.backend import Backend
@@ -73,6 +73,7 @@ class Launcher:
         self._channel = connect(endpoint, token, Path(settings.ca_file) if settings.ca_file else None)
         self._attempt_service = scheduler_pb2_grpc.AttemptServiceStub(self._channel)
         self._metrics = metrics_pb2_grpc.MetricsServiceStub(self._channel)
+        self._artifacts = artifacts_pb2_grpc.ArtifactServiceStub(self._channel)
         self._supervisor = Supervisor(
             stub=self._attempt_service,
             backend=backend,
@@ -110,7 +111,15 @@ class Launcher:
         registration = keep_registered(self._attempt_service, self._backend, self._id, settings, self._registered)
         self._background.run(registration, "registration")
         self._background.run(reconciler.run(), "reconcile")
-        removal = Removal(self._attempt_service, self._metrics, self._supervisor, self._backend, self._id, settings)
+        removal = Removal(
+            self._attempt_service,
+            self._metrics,
+            self._artifacts,
+            self._supervisor,
+            self._backend,
+            self._id,
+            settings,
+        )
         self._background.run(removal.run(), "removal")
         orphans = OrphanReporter(self._attempt_service, self._metrics, self._backend, settings)
         self._background.run(orphans.run(), "orphans")

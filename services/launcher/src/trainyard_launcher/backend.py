@@ -14,12 +14,13 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2
+from trainyard_protos.v1.admin_pb2 import GetUsageResponse
 
 if TYPE_CHECKING:
     from trainyard.spec import Spec
@@ -273,6 +274,14 @@ class Backend(Protocol):
 
     async def held(self) -> Sequence[Facts]:
         """The attempts that are over and of which something is kept."""
+        ...
+
+    async def usage(self, job_ids: Collection[str] = ()) -> GetUsageResponse:
+        """What is kept of attempts, running ones included, by job; what is not counted, and why.
+
+        Args:
+            job_ids: only of these jobs; empty: of all.
+        """
         ...
 
     async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:

@@ -1,4 +1,5 @@
-"""Removes what is left of jobs that the scheduler has removed: their attempts' folders here, their runs in metrics.
+"""Removes what is left of jobs that the scheduler has removed: their attempts' folders here, their runs in metrics, and
+their checkpoints in artifacts where a user removed the job.
 
 The scheduler keeps a tombstone for each of them until this launcher confirms that it is done. A message only says that
 there are new ones; they are also asked for at start and from time to time.
@@ -8,10 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import grpc
-from trainyard_protos.v1 import metrics_pb2, metrics_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from trainyard_protos.v1 import (
+    artifacts_pb2,
+    artifacts_pb2_grpc,
+    metrics_pb2,
+    metrics_pb2_grpc,
+    scheduler_pb2,
+    scheduler_pb2_grpc,
+)
 
 from trainyard_launcher.backend import Backend
 from trainyard_launcher.scheduler import backoff
@@ -21,6 +29,7 @@ from trainyard_launcher.supervisor import Supervisor
 logger = logging.getLogger(__name__)
 
 _Tombstones = Sequence[scheduler_pb2.Tombstone]
+_RUNS, _ARTIFACTS = "", "@artifacts"  # in place of a pool
 _UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
@@ -31,6 +40,7 @@ class Removal:
         self,
         scheduler: scheduler_pb2_grpc.AttemptServiceAsyncStub,
         metrics: metrics_pb2_grpc.MetricsServiceAsyncStub,
+        artifacts: artifacts_pb2_grpc.ArtifactServiceAsyncStub,
         supervisor: Supervisor,
         backend: Backend,
         launcher_id: str,
@@ -39,6 +49,7 @@ class Removal:
         self._launcher_id = launcher_id
         self._scheduler = scheduler
         self._metrics = metrics
+        self._artifacts = artifacts
         self._supervisor = supervisor
         self._backend = backend
         self._settings = settings
@@ -71,7 +82,11 @@ class Removal:
         complete = True
         try:
             async for tombstones in self._pages():
-                done = [*await self._remove_folders(tombstones), *await self._remove_runs(tombstones)]
+                done = [
+                    *await self._remove_folders(tombstones),
+                    *await self._remove_stored(tombstones, _RUNS, self._delete_runs),
+                    *await self._remove_stored(tombstones, _ARTIFACTS, self._delete_artifacts),
+                ]
                 if done:
                     request = scheduler_pb2.ConfirmTombstonesRequest(tombstones=done)
                     await self._scheduler.ConfirmTombstones(request, timeout=self._settings.call_timeout_s)
@@ -82,7 +97,7 @@ class Removal:
         return complete
 
     async def _pages(self) -> AsyncIterator[_Tombstones]:
-        request = scheduler_pb2.ListTombstonesRequest(pool=self._settings.pool)
+        request = scheduler_pb2.ListTombstonesRequest(pool=self._settings.pool, artifacts=True)
         while True:
             page = await self._scheduler.ListTombstones(request, timeout=self._settings.call_timeout_s)
             if page.tombstones:
@@ -93,30 +108,49 @@ class Removal:
 
     async def _remove_folders(self, tombstones: _Tombstones) -> _Tombstones:
         """Those of which nothing is left here. An attempt that has not ended here keeps what it has until it has."""
-        ours = [tombstone for tombstone in tombstones if tombstone.pool]
+        ours = [tombstone for tombstone in tombstones if tombstone.pool not in (_RUNS, _ARTIFACTS)]
         attempt_ids = [attempt_id for tombstone in ours for attempt_id in tombstone.attempt_ids]
         await self._supervisor.settle(attempt_ids)
         gone = frozenset(await self._backend.forget(attempt_ids))
         return [tombstone for tombstone in ours if gone.issuperset(tombstone.attempt_ids)]
 
-    async def _remove_runs(self, tombstones: _Tombstones) -> _Tombstones:
-        """Returns those whose runs metrics has removed. While metrics is away, this asks it for one tombstone only."""
+    async def _remove_stored(
+        self, tombstones: _Tombstones, place: str, delete: Callable[[scheduler_pb2.Tombstone], Awaitable[object]]
+    ) -> _Tombstones:
+        """Returns those of which a service has removed all. While it is away, this asks it for one tombstone only."""
         done = []
         for tombstone in tombstones:
-            if tombstone.pool:
+            if tombstone.pool != place:
                 continue
-            request = metrics_pb2.DeleteJobRunsRequest(
-                workspace=tombstone.workspace, job_id=tombstone.job_id, launcher_id=self._launcher_id
-            )
             try:
-                await self._metrics.DeleteJobRuns(request, timeout=self._settings.call_timeout_s)
+                await delete(tombstone)
             except grpc.aio.AioRpcError as error:
                 logger.info(
-                    "runs not removed",
-                    extra={"job": tombstone.job_id, "code": str(error.code()), "why": error.details()},
+                    "what a job stored is not removed",
+                    extra={
+                        "job": tombstone.job_id,
+                        "place": place or "runs",
+                        "code": str(error.code()),
+                        "why": error.details(),
+                    },
                 )
                 if error.code() in _UNREACHABLE:
                     break
-                continue  # metrics failed to remove this one, and may well remove the others
+                continue  # the service failed to remove this one, and may well remove the others
             done.append(tombstone)
         return done
+
+    def _delete_runs(self, tombstone: scheduler_pb2.Tombstone) -> Awaitable[object]:
+        request = metrics_pb2.DeleteJobRunsRequest(
+            workspace=tombstone.workspace, job_id=tombstone.job_id, launcher_id=self._launcher_id
+        )
+        return self._metrics.DeleteJobRuns(request, timeout=self._settings.call_timeout_s)
+
+    def _delete_artifacts(self, tombstone: scheduler_pb2.Tombstone) -> Awaitable[object]:
+        request = artifacts_pb2.DeleteJobArtifactsRequest(
+            workspace=tombstone.workspace,
+            job_id=tombstone.job_id,
+            launcher_id=self._launcher_id,
+            kept_references=tombstone.kept_references,
+        )
+        return self._artifacts.DeleteJobArtifacts(request, timeout=self._settings.call_timeout_s)

@@ -11,6 +11,7 @@ from servicekit.auth import require_user, require_workspace
 from servicekit.errors import FailedPrecondition, InvalidArgument, NotFound, ResourceExhausted
 from servicekit.events import caller
 from trainyard_protos.v1 import launcher_pb2, launcher_pb2_grpc
+from trainyard_protos.v1.admin_pb2 import GetUsageRequest, GetUsageResponse
 
 from trainyard_launcher import backend
 from trainyard_launcher.attempts import Attempt, Node, Phase
@@ -102,6 +103,11 @@ class LauncherServicer(launcher_pb2_grpc.LauncherServiceServicer):
             reason="" if node.heard_ns else place.reason,
             message="" if node.heard_ns else place.message,
         )
+
+    async def GetUsage(self, request: GetUsageRequest, context: Context) -> GetUsageResponse:
+        """What attempts take on disk."""
+        require_user()
+        return await self._backend.usage(request.job_ids)
 
     async def Stacks(self, request: launcher_pb2.StacksRequest, context: Context) -> launcher_pb2.StacksResponse:
         """Python stacks of every rank, now."""

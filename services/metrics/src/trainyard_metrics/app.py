@@ -65,13 +65,22 @@ class Metrics:
         self._reader = Reader(self._logs, settings.query_threads)
         self._summaries = Summaries(self._store, settings, Remaker(self._store, self._reader))
         self.registry.register(RunsCollector(self._summaries, settings))
-        removal = Removal(self._store, self._logs, self._summaries)
+        self._removal = removal = Removal(self._store, self._logs, self._summaries)
         upkeep = Upkeep(self._logs, settings)
         events = EventLog(EventRow)
         self._retention = Retention(self._store, removal, upkeep, settings)
         log_slots = Slots(settings.max_log_readers, settings.log_reader_idle_s, counters.log_readers.set)
         self._servicer = MetricsServicer(
-            self._store, self._logs, self._reader, self._summaries, removal, self._bells, log_slots, settings, events
+            self._store,
+            self._logs,
+            self._reader,
+            self._summaries,
+            removal,
+            self._bells,
+            log_slots,
+            settings,
+            events,
+            upkeep,
         )
         backups = Backups(self._store, upkeep, self._summaries, home)
         self._admin = MetricsAdminServicer(self._store, upkeep, self._retention, backups, self._summaries, home, events)
@@ -88,6 +97,7 @@ class Metrics:
         if self._store.read_only:
             return
         await self._logs.start()
+        await self._removal.resume()
         self._keeper = asyncio.create_task(self._retention.keep(), name="retention of runs")
 
     async def stop(self) -> None:

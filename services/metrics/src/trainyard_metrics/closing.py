@@ -102,6 +102,12 @@ def close_job(session: Session, workspace: str, job_id: str) -> bool:
     return not known
 
 
+def is_open(session: Session, row: RunRow) -> bool:
+    """Whether the attempt that a run is of may still store something."""
+    fence = session.get(FenceRow, (row.workspace, row.job_id))
+    return fence is None or row.fence > fence.closed
+
+
 def _below(writer_id: str, writers: frozenset[str]) -> bool:
     while writer_id and writer_id not in writers:
         writer_id = writer_id.rpartition("/")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,9 @@ from trainyard_metrics.series import Seen, SeriesReader
 from trainyard_metrics.settings import Settings
 from trainyard_metrics.summaries import Summaries
 from trainyard_metrics.tables import RunRow
+from trainyard_metrics.upkeep import Upkeep
+
+_MAX_RUNS = 1000
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -50,9 +54,11 @@ class MetricsServicer(MetricsServiceServicer):
         log_slots: Slots,
         settings: Settings,
         events: EventLog,
+        upkeep: Upkeep,
     ) -> None:
         self._store = store
         self._events = events
+        self._upkeep = upkeep
         self._logs = logs
         self._reader = reader
         self._summaries = summaries
@@ -141,9 +147,29 @@ class MetricsServicer(MetricsServiceServicer):
         workspace = require_workspace(request.workspace)
         if not request.job_id:
             raise InvalidArgument("no job id", reason="BadJobId", hint="name the job whose runs are to be removed")
+        rows = await self._store.read(lambda session: runs.of_job(session, workspace, request.job_id))
+        taken = await self._bytes([row.id for row in rows])
+        if request.dry_run:
+            return pb.DeleteJobRunsResponse(runs=len(rows), bytes=taken)
         actor = f"launcher/{request.launcher_id}" if request.launcher_id else caller(context)
         count = await self._removal.remove_job(workspace, request.job_id, Recorder(self._events, actor))
-        return pb.DeleteJobRunsResponse(runs=count)
+        return pb.DeleteJobRunsResponse(runs=count, bytes=taken)
+
+    async def DeleteRuns(self, request: pb.DeleteRunsRequest, context: Context) -> pb.DeleteRunsResponse:
+        require_user()
+        workspace = require_workspace(request.workspace)
+        run_ids = list(dict.fromkeys(map(check_run_id, request.run_ids)))
+        if not 0 < len(run_ids) <= _MAX_RUNS:
+            raise InvalidArgument(
+                f"{len(run_ids):,} runs", reason="BadRunIds", hint=f"name at least one run and at most {_MAX_RUNS:,}"
+            )
+        taken = await self._bytes(run_ids)
+        recorder = Recorder(self._events, caller(context))
+        await self._removal.remove_as_asked(workspace, run_ids, recorder, dry_run=request.dry_run)
+        return pb.DeleteRunsResponse(bytes=taken)
+
+    async def _bytes(self, run_ids: Sequence[str]) -> pb.RunBytes:
+        return pb.RunBytes(**asdict(await self._upkeep.bytes_of(run_ids)))
 
     async def ListJobsWithRuns(
         self, request: pb.ListJobsWithRunsRequest, context: Context

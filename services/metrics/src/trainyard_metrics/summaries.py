@@ -93,6 +93,11 @@ class Summaries:
         finally:
             tracked.writers -= 1
 
+    def is_written(self, run_id: str) -> bool:
+        """Whether a stream that may write to a run is open."""
+        tracked = self._tracked.get(run_id)
+        return tracked is not None and tracked.writers > 0
+
     @contextmanager
     def written(self) -> Iterator[set[str]]:
         """The runs that got records while the context lasts."""

@@ -53,6 +53,14 @@ class UndeliveredRow(SQLModel, table=True):
     writers: str  # JSON array
 
 
+class RemovalRow(SQLModel, table=True):
+    """A run that a user removed, until nothing of it is left."""
+
+    __tablename__ = "metrics_removal"
+
+    run_id: str = Field(primary_key=True)
+
+
 class SummaryRow(SQLModel, table=True):
     """All series of a run: see `domain.summary`. Of an attempt: the job's visible series up to it."""
 

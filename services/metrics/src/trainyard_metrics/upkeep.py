@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from trainyard_metrics.storage.checking import check
 from trainyard_metrics.storage.files import Damaged
 from trainyard_metrics.storage.made import Made
 from trainyard_metrics.storage.repair import Repaired
-from trainyard_metrics.storage.usage import Usage, run_ids
+from trainyard_metrics.storage.usage import RunBytes, Usage, run_ids
 from trainyard_metrics.storage.worker import CompactorFailed
 
 
@@ -44,6 +44,10 @@ class Upkeep:
     async def usage(self) -> Usage:
         """What runs take on disk."""
         return await asyncio.to_thread(usage.usage, self._logs.root)
+
+    async def bytes_of(self, run_ids: Sequence[str]) -> RunBytes:
+        """What these runs take on disk."""
+        return await asyncio.to_thread(usage.bytes_of, self._logs.root, run_ids)
 
     async def run_ids(self) -> list[str]:
         """The runs that have files."""

@@ -24,7 +24,7 @@ from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import Ledger
 from trainyard_scheduler.offers import read_offer
 from trainyard_scheduler.settings import Settings
-from trainyard_scheduler.tables import ATTEMPTS, JOBS
+from trainyard_scheduler.tables import ARTIFACTS, ATTEMPTS, JOBS
 from trainyard_scheduler.transitions import pools, tombstones
 from trainyard_scheduler.transitions.claim import claim
 from trainyard_scheduler.transitions.report import report
@@ -145,8 +145,9 @@ class AttemptServicer(scheduler_pb2_grpc.AttemptServiceServicer):
     ) -> scheduler_pb2.ListTombstonesResponse:
         require_user()
         _require(request.pool, "pool")
+        places = [request.pool, "", *([ARTIFACTS] if request.artifacts else [])]
         return await self._store.read(
-            lambda session: queries.tombstones(session, request.pool, request.page_token, self._index.clock.past_ns())
+            lambda session: queries.tombstones(session, places, request.page_token, self._index.clock.past_ns())
         )
 
     async def ConfirmTombstones(

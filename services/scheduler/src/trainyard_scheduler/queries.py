@@ -13,8 +13,20 @@ from sqlalchemy import ColumnElement
 from sqlmodel import Session
 from trainyard_protos.v1 import scheduler_pb2
 
+from trainyard_scheduler.domain.states import ENDED
 from trainyard_scheduler.references import MAX_LENGTH
-from trainyard_scheduler.tables import ATTEMPTS, DOCUMENTS, EVENTS, JOBS, LABELS, TOMBSTONES, Attempt, Event, Job
+from trainyard_scheduler.tables import (
+    ARTIFACTS,
+    ATTEMPTS,
+    DOCUMENTS,
+    EVENTS,
+    JOBS,
+    LABELS,
+    TOMBSTONES,
+    Attempt,
+    Event,
+    Job,
+)
 
 _TOMBSTONES_PAGE = 200
 
@@ -111,8 +123,30 @@ def list_events(session: Session, workspace: str, object_id: str, after_seq: int
     return [Event.model_construct(**row._mapping) for row in rows]
 
 
-def tombstones(session: Session, pool: str, page_token: str, now_ns: int) -> scheduler_pb2.ListTombstonesResponse:
-    """What is to be removed of jobs that are gone: attempts in a pool, and runs in metrics; a page of it.
+def is_being_removed(session: Session, job_id: str) -> bool:
+    """Whether something that a removed job left is still to be removed."""
+    left = sqlalchemy.select(TOMBSTONES.c.job_id).where(TOMBSTONES.c.job_id == job_id).limit(1)
+    return session.execute(left).first() is not None
+
+
+def used_artifacts(session: Session, workspace: str) -> list[str]:
+    """References to artifacts that jobs which have not ended name as inputs."""
+    waiting = JOBS.join(DOCUMENTS, DOCUMENTS.c.job_id == JOBS.c.id)
+    query = (
+        sqlalchemy.select(DOCUMENTS.c.spec)
+        .select_from(waiting)
+        .where(JOBS.c.workspace == workspace, JOBS.c.state.not_in(ENDED), DOCUMENTS.c.spec.contains('"artifact"'))
+    )
+    found: set[str] = set()
+    for spec in session.execute(query).scalars():
+        found.update(each["artifact"] for each in json.loads(spec).get("spec", {}).get("inputs") or ())
+    return sorted(found)
+
+
+def tombstones(
+    session: Session, pools: Sequence[str], page_token: str, now_ns: int
+) -> scheduler_pb2.ListTombstonesResponse:
+    """What is to be removed of jobs that are gone, in these places; a page of it.
 
     Raises:
         InvalidArgument: the token is not one of a page.
@@ -120,7 +154,7 @@ def tombstones(session: Session, pool: str, page_token: str, now_ns: int) -> sch
     job_id, _, place = decode_token(page_token).partition("/")
     key = sqlalchemy.tuple_(TOMBSTONES.c.job_id, TOMBSTONES.c.pool)
     query = sqlalchemy.select(TOMBSTONES).where(
-        TOMBSTONES.c.pool.in_((pool, "")), TOMBSTONES.c.due_ns <= now_ns, key > sqlalchemy.tuple_(job_id, place)
+        TOMBSTONES.c.pool.in_(pools), TOMBSTONES.c.due_ns <= now_ns, key > sqlalchemy.tuple_(job_id, place)
     )
     rows = session.execute(query.order_by(*key).limit(_TOMBSTONES_PAGE)).all()
     response = scheduler_pb2.ListTombstonesResponse(
@@ -129,7 +163,7 @@ def tombstones(session: Session, pool: str, page_token: str, now_ns: int) -> sch
                 workspace=row.workspace,
                 job_id=row.job_id,
                 pool=row.pool,
-                attempt_ids=json.loads(row.attempt_ids),
+                **{_listed_in(row.pool): json.loads(row.attempt_ids)},
             )
             for row in rows
         ]
@@ -137,3 +171,7 @@ def tombstones(session: Session, pool: str, page_token: str, now_ns: int) -> sch
     if len(rows) == _TOMBSTONES_PAGE:
         response.next_page_token = encode_token(f"{rows[-1].job_id}/{rows[-1].pool}")
     return response
+
+
+def _listed_in(place: str) -> str:
+    return "kept_references" if place == ARTIFACTS else "attempt_ids"

@@ -1,7 +1,8 @@
 """Which job a user means: the one place that resolves what commands and clients accept in place of a job's id.
 
 018f4c2e-...   an id, or a prefix of one that fits no other job
-digits         a name: the newest job of that name; for a cancel the only one that has not ended
+digits         a name: the newest job of that name; for a cancel the only one that has not ended; for a removal the name
+               has to be that of one job
 digits#7       the 7th job of that name
 @last, @-2     the newest job, and the second newest (jobs of studies and pipelines do not count)
 """
@@ -31,12 +32,15 @@ _SHOWN = 5
 _Found = sqlalchemy.Row[Any]
 
 
-def resolve_job_id(session: Session, workspace: str, reference: str, *, live: bool = False) -> str:
+def resolve_job_id(
+    session: Session, workspace: str, reference: str, *, live: bool = False, single: bool = False
+) -> str:
     """Returns the id of the job that a reference selects.
 
     Args:
         live: a name selects the only job of that name that has not ended, as a cancel needs it; the newest one when
             all have ended.
+        single: a name selects the only job of that name, as a removal needs it.
 
     Raises:
         NotFound: no job matches; the hint has the nearest names.
@@ -54,7 +58,9 @@ def resolve_job_id(session: Session, workspace: str, reference: str, *, live: bo
     if not reference:
         raise _not_found(session, workspace, reference)
     here = _jobs(workspace)
-    found = session.execute(here.where(JOBS.c.id == reference)).first() or _by_name(session, workspace, reference, live)
+    found = session.execute(here.where(JOBS.c.id == reference)).first() or _by_name(
+        session, workspace, reference, live, single
+    )
     if found is None:
         matching = session.execute(here.where(JOBS.c.id.startswith(reference, autoescape=True))).all()
         if len(matching) > 1:
@@ -105,8 +111,10 @@ def _by_number(session: Session, workspace: str, reference: str) -> str:
     )
 
 
-def _by_name(session: Session, workspace: str, name: str, live: bool) -> _Found | None:
+def _by_name(session: Session, workspace: str, name: str, live: bool, single: bool) -> _Found | None:
     of_name = _jobs(workspace).where(JOBS.c.name == name)
+    if single and len(found := session.execute(of_name).all()) > 1:
+        raise _ambiguous(name, found)
     if live:
         running = session.execute(of_name.where(JOBS.c.state.not_in(ENDED))).all()
         if len(running) > 1:

@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 from servicekit.auth import require_operator, require_user, require_workspace
 from servicekit.errors import InvalidArgument, NotFound, ServiceError, Unavailable
+from servicekit.events import caller
 from servicekit.paging import decode_token, encode_token, page_size
 from servicekit.store import Store
 from sqlmodel import Session
@@ -138,6 +139,29 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         job_id = await self._job_id(workspace, request.id, live=True)
         job = await self._ledger.write(functools.partial(steer.cancel, job_id=job_id, message=request.message))
         return views.job(job, self._index)
+
+    async def DeleteJob(
+        self, request: scheduler_pb2.DeleteJobRequest, context: _Context
+    ) -> scheduler_pb2.DeleteJobResponse:
+        workspace = _workspace(request.workspace)
+
+        def query(session: Session) -> tuple[Job | None, list[str]]:
+            try:
+                job_id = references.resolve_job_id(session, workspace, request.id, single=True)
+            except NotFound:
+                if not queries.is_being_removed(session, request.id):
+                    raise
+                return None, []
+            return queries.find_job(session, job_id), queries.used_artifacts(session, workspace)
+
+        job, used = await self._store.read(query)
+        if job is None:
+            return scheduler_pb2.DeleteJobResponse(job=scheduler_pb2.Job(id=request.id, workspace=workspace))
+        steer.require_ended(job)
+        if not request.dry_run:
+            delete = functools.partial(steer.delete, job_id=job.id, used=used, actor=caller(context))
+            await self._ledger.write(delete)
+        return scheduler_pb2.DeleteJobResponse(job=views.job(job, self._index), used_references=used)
 
     async def RetryJob(self, request: scheduler_pb2.RetryJobRequest, context: _Context) -> scheduler_pb2.Job:
         job_id = await self._job_id(_workspace(request.workspace), request.id)

@@ -157,8 +157,13 @@ class PoolTable(Pool, table=True):
     __tablename__ = "pools"
 
 
+ARTIFACTS = "@artifacts"
+"""In place of a tombstone's pool, whose name it cannot be: the job's checkpoints in artifacts."""
+
+
 class Tombstone(Record):
-    """What a removed job left in one place: attempts in a pool, or with an empty pool its runs in metrics.
+    """What a removed job left in one place: attempts in a pool, with an empty pool its runs in metrics, with
+    "@artifacts" its checkpoints.
 
     It stays until a launcher confirms that nothing of it is left.
     """
@@ -166,7 +171,7 @@ class Tombstone(Record):
     job_id: str = Field(primary_key=True)
     pool: str = Field(primary_key=True)
     workspace: str
-    attempt_ids: str = "[]"  # JSON list
+    attempt_ids: str = "[]"  # JSON list; of artifacts: references to versions that stay
     due_ns: int = Field(sa_type=_BIG)
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from trainyard_protos.v1 import scheduler_pb2 as trainyard_dot_v1_dot_scheduler__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18trainyard/v1/admin.proto\x12\x0ctrainyard.v1\x1a\x1ctrainyard/v1/scheduler.proto\"\x11\n\x0fGetUsageRequest\"\xb1\x01\n\x10GetUsageResponse\x12\x33\n\x05usage\x18\x01 \x03(\x0b\x32$.trainyard.v1.GetUsageResponse.Usage\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x1aT\n\x05Usage\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x11\n\tworkspace\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x0c\n\x04unit\x18\x05 \x01(\t\"\x1f\n\rVerifyRequest\x12\x0e\n\x06repair\x18\x01 \x01(\x08\"\xae\x01\n\x0eVerifyResponse\x12\x0f\n\x07\x63hecked\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x35\n\x07\x66inding\x18\x03 \x01(\x0b\x32$.trainyard.v1.VerifyResponse.Finding\x1a\x45\n\x07\x46inding\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0c\n\x04hint\x18\x02 \x01(\t\x12\x10\n\x08repaired\x18\x03 \x01(\x08\x12\x0c\n\x04lost\x18\x04 \x01(\t\"\x11\n\x0fMaintainRequest\"5\n\x10MaintainResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x03(\t\"\x0f\n\rBackupRequest\",\n\x0e\x42\x61\x63kupResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"f\n\x16ListAdminEventsRequest\x12\x11\n\tworkspace\x18\x01 \x01(\t\x12\x13\n\x0bobject_name\x18\x02 \x01(\t\x12\x11\n\tafter_seq\x18\x03 \x01(\x04\x12\x11\n\tpage_size\x18\x04 \x01(\x05\">\n\x17ListAdminEventsResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.trainyard.v1.Event2\xf0\x01\n\x15SchedulerAdminService\x12I\n\x08GetUsage\x12\x1d.trainyard.v1.GetUsageRequest\x1a\x1e.trainyard.v1.GetUsageResponse\x12\x45\n\x06Verify\x12\x1b.trainyard.v1.VerifyRequest\x1a\x1c.trainyard.v1.VerifyResponse0\x01\x12\x45\n\x06\x42\x61\x63kup\x12\x1b.trainyard.v1.BackupRequest\x1a\x1c.trainyard.v1.BackupResponse0\x01\x32\x99\x03\n\x13MetricsAdminService\x12I\n\x08GetUsage\x12\x1d.trainyard.v1.GetUsageRequest\x1a\x1e.trainyard.v1.GetUsageResponse\x12\x45\n\x06Verify\x12\x1b.trainyard.v1.VerifyRequest\x1a\x1c.trainyard.v1.VerifyResponse0\x01\x12I\n\x08Maintain\x12\x1d.trainyard.v1.MaintainRequest\x1a\x1e.trainyard.v1.MaintainResponse\x12\x45\n\x06\x42\x61\x63kup\x12\x1b.trainyard.v1.BackupRequest\x1a\x1c.trainyard.v1.BackupResponse0\x01\x12^\n\x0fListAdminEvents\x12$.trainyard.v1.ListAdminEventsRequest\x1a%.trainyard.v1.ListAdminEventsResponse2\x9a\x03\n\x14\x41rtifactAdminService\x12I\n\x08GetUsage\x12\x1d.trainyard.v1.GetUsageRequest\x1a\x1e.trainyard.v1.GetUsageResponse\x12\x45\n\x06Verify\x12\x1b.trainyard.v1.VerifyRequest\x1a\x1c.trainyard.v1.VerifyResponse0\x01\x12I\n\x08Maintain\x12\x1d.trainyard.v1.MaintainRequest\x1a\x1e.trainyard.v1.MaintainResponse\x12\x45\n\x06\x42\x61\x63kup\x12\x1b.trainyard.v1.BackupRequest\x1a\x1c.trainyard.v1.BackupResponse0\x01\x12^\n\x0fListAdminEvents\x12$.trainyard.v1.ListAdminEventsRequest\x1a%.trainyard.v1.ListAdminEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18trainyard/v1/admin.proto\x12\x0ctrainyard.v1\x1a\x1ctrainyard/v1/scheduler.proto\"\"\n\x0fGetUsageRequest\x12\x0f\n\x07job_ids\x18\x01 \x03(\t\"\xe3\x01\n\x10GetUsageResponse\x12\x33\n\x05usage\x18\x01 \x03(\x0b\x32$.trainyard.v1.GetUsageResponse.Usage\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06unread\x18\x03 \x03(\t\x1av\n\x05Usage\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x11\n\tworkspace\x18\x02 \x01(\t\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\r\n\x05\x63ount\x18\x04 \x01(\x04\x12\x0c\n\x04unit\x18\x05 \x01(\t\x12\x0e\n\x06job_id\x18\x06 \x01(\t\x12\x10\n\x08job_name\x18\x07 \x01(\t\"\x1f\n\rVerifyRequest\x12\x0e\n\x06repair\x18\x01 \x01(\x08\"\xae\x01\n\x0eVerifyResponse\x12\x0f\n\x07\x63hecked\x18\x01 \x01(\x04\x12\r\n\x05total\x18\x02 \x01(\x04\x12\x35\n\x07\x66inding\x18\x03 \x01(\x0b\x32$.trainyard.v1.VerifyResponse.Finding\x1a\x45\n\x07\x46inding\x12\x0c\n\x04what\x18\x01 \x01(\t\x12\x0c\n\x04hint\x18\x02 \x01(\t\x12\x10\n\x08repaired\x18\x03 \x01(\x08\x12\x0c\n\x04lost\x18\x04 \x01(\t\"\x11\n\x0fMaintainRequest\"5\n\x10MaintainResponse\x12\x13\n\x0b\x66reed_bytes\x18\x01 \x01(\x04\x12\x0c\n\x04\x64one\x18\x02 \x03(\t\"\x0f\n\rBackupRequest\",\n\x0e\x42\x61\x63kupResponse\x12\x0c\n\x04path\x18\x01 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"f\n\x16ListAdminEventsRequest\x12\x11\n\tworkspace\x18\x01 \x01(\t\x12\x13\n\x0bobject_name\x18\x02 \x01(\t\x12\x11\n\tafter_seq\x18\x03 \x01(\x04\x12\x11\n\tpage_size\x18\x04 \x01(\x05\">\n\x17ListAdminEventsResponse\x12#\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x13.trainyard.v1.Event2\xf0\x01\n\x15SchedulerAdminService\x12I\n\x08GetUsage\x12\x1d.trainyard.v1.GetUsageRequest\x1a\x1e.trainyard.v1.GetUsageResponse\x12\x45\n\x06Verify\x12\x1b.trainyard.v1.VerifyRequest\x1a\x1c.trainyard.v1.VerifyResponse0\x01\x12\x45\n\x06\x42\x61\x63kup\x12\x1b.trainyard.v1.BackupRequest\x1a\x1c.trainyard.v1.BackupResponse0\x01\x32\x99\x03\n\x13MetricsAdminService\x12I\n\x08GetUsage\x12\x1d.trainyard.v1.GetUsageRequest\x1a\x1e.trainyard.v1.GetUsageResponse\x12\x45\n\x06Verify\x12\x1b.trainyard.v1.VerifyRequest\x1a\x1c.trainyard.v1.VerifyResponse0\x01\x12I\n\x08Maintain\x12\x1d.trainyard.v1.MaintainRequest\x1a\x1e.trainyard.v1.MaintainResponse\x12\x45\n\x06\x42\x61\x63kup\x12\x1b.trainyard.v1.BackupRequest\x1a\x1c.trainyard.v1.BackupResponse0\x01\x12^\n\x0fListAdminEvents\x12$.trainyard.v1.ListAdminEventsRequest\x1a%.trainyard.v1.ListAdminEventsResponse2\x9a\x03\n\x14\x41rtifactAdminService\x12I\n\x08GetUsage\x12\x1d.trainyard.v1.GetUsageRequest\x1a\x1e.trainyard.v1.GetUsageResponse\x12\x45\n\x06Verify\x12\x1b.trainyard.v1.VerifyRequest\x1a\x1c.trainyard.v1.VerifyResponse0\x01\x12I\n\x08Maintain\x12\x1d.trainyard.v1.MaintainRequest\x1a\x1e.trainyard.v1.MaintainResponse\x12\x45\n\x06\x42\x61\x63kup\x12\x1b.trainyard.v1.BackupRequest\x1a\x1c.trainyard.v1.BackupResponse0\x01\x12^\n\x0fListAdminEvents\x12$.trainyard.v1.ListAdminEventsRequest\x1a%.trainyard.v1.ListAdminEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,33 +33,33 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'trainyard_protos.v1.admin_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_GETUSAGEREQUEST']._serialized_start=72
-  _globals['_GETUSAGEREQUEST']._serialized_end=89
-  _globals['_GETUSAGERESPONSE']._serialized_start=92
-  _globals['_GETUSAGERESPONSE']._serialized_end=269
-  _globals['_GETUSAGERESPONSE_USAGE']._serialized_start=185
-  _globals['_GETUSAGERESPONSE_USAGE']._serialized_end=269
-  _globals['_VERIFYREQUEST']._serialized_start=271
-  _globals['_VERIFYREQUEST']._serialized_end=302
-  _globals['_VERIFYRESPONSE']._serialized_start=305
-  _globals['_VERIFYRESPONSE']._serialized_end=479
-  _globals['_VERIFYRESPONSE_FINDING']._serialized_start=410
-  _globals['_VERIFYRESPONSE_FINDING']._serialized_end=479
-  _globals['_MAINTAINREQUEST']._serialized_start=481
-  _globals['_MAINTAINREQUEST']._serialized_end=498
-  _globals['_MAINTAINRESPONSE']._serialized_start=500
-  _globals['_MAINTAINRESPONSE']._serialized_end=553
-  _globals['_BACKUPREQUEST']._serialized_start=555
-  _globals['_BACKUPREQUEST']._serialized_end=570
-  _globals['_BACKUPRESPONSE']._serialized_start=572
-  _globals['_BACKUPRESPONSE']._serialized_end=616
-  _globals['_LISTADMINEVENTSREQUEST']._serialized_start=618
-  _globals['_LISTADMINEVENTSREQUEST']._serialized_end=720
-  _globals['_LISTADMINEVENTSRESPONSE']._serialized_start=722
-  _globals['_LISTADMINEVENTSRESPONSE']._serialized_end=784
-  _globals['_SCHEDULERADMINSERVICE']._serialized_start=787
-  _globals['_SCHEDULERADMINSERVICE']._serialized_end=1027
-  _globals['_METRICSADMINSERVICE']._serialized_start=1030
-  _globals['_METRICSADMINSERVICE']._serialized_end=1439
-  _globals['_ARTIFACTADMINSERVICE']._serialized_start=1442
-  _globals['_ARTIFACTADMINSERVICE']._serialized_end=1852
+  _globals['_GETUSAGEREQUEST']._serialized_end=106
+  _globals['_GETUSAGERESPONSE']._serialized_start=109
+  _globals['_GETUSAGERESPONSE']._serialized_end=336
+  _globals['_GETUSAGERESPONSE_USAGE']._serialized_start=218
+  _globals['_GETUSAGERESPONSE_USAGE']._serialized_end=336
+  _globals['_VERIFYREQUEST']._serialized_start=338
+  _globals['_VERIFYREQUEST']._serialized_end=369
+  _globals['_VERIFYRESPONSE']._serialized_start=372
+  _globals['_VERIFYRESPONSE']._serialized_end=546
+  _globals['_VERIFYRESPONSE_FINDING']._serialized_start=477
+  _globals['_VERIFYRESPONSE_FINDING']._serialized_end=546
+  _globals['_MAINTAINREQUEST']._serialized_start=548
+  _globals['_MAINTAINREQUEST']._serialized_end=565
+  _globals['_MAINTAINRESPONSE']._serialized_start=567
+  _globals['_MAINTAINRESPONSE']._serialized_end=620
+  _globals['_BACKUPREQUEST']._serialized_start=622
+  _globals['_BACKUPREQUEST']._serialized_end=637
+  _globals['_BACKUPRESPONSE']._serialized_start=639
+  _globals['_BACKUPRESPONSE']._serialized_end=683
+  _globals['_LISTADMINEVENTSREQUEST']._serialized_start=685
+  _globals['_LISTADMINEVENTSREQUEST']._serialized_end=787
+  _globals['_LISTADMINEVENTSRESPONSE']._serialized_start=789
+  _globals['_LISTADMINEVENTSRESPONSE']._serialized_end=851
+  _globals['_SCHEDULERADMINSERVICE']._serialized_start=854
+  _globals['_SCHEDULERADMINSERVICE']._serialized_end=1094
+  _globals['_METRICSADMINSERVICE']._serialized_start=1097
+  _globals['_METRICSADMINSERVICE']._serialized_end=1506
+  _globals['_ARTIFACTADMINSERVICE']._serialized_start=1509
+  _globals['_ARTIFACTADMINSERVICE']._serialized_end=1919
 # @@protoc_insertion_point(module_scope)

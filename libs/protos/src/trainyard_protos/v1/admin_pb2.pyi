@@ -25,12 +25,19 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class GetUsageRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    JOB_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """to the launcher: only folders of attempts of these jobs"""
+
     def __init__(
         self,
+        *,
+        job_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_ids", b"job_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -49,6 +56,8 @@ class GetUsageResponse(_message.Message):
         BYTES_FIELD_NUMBER: _builtins.int
         COUNT_FIELD_NUMBER: _builtins.int
         UNIT_FIELD_NUMBER: _builtins.int
+        JOB_ID_FIELD_NUMBER: _builtins.int
+        JOB_NAME_FIELD_NUMBER: _builtins.int
         what: _builtins.str
         """"database", "journals", "columns", "chunks", "unused chunks", ..."""
         workspace: _builtins.str
@@ -58,6 +67,9 @@ class GetUsageResponse(_message.Message):
         """of `unit`"""
         unit: _builtins.str
         """"runs", "files", "chunks", ..."""
+        job_id: _builtins.str
+        """of the folders of one job's attempts"""
+        job_name: _builtins.str
         def __init__(
             self,
             *,
@@ -66,28 +78,36 @@ class GetUsageResponse(_message.Message):
             bytes: _builtins.int = ...,
             count: _builtins.int = ...,
             unit: _builtins.str = ...,
+            job_id: _builtins.str = ...,
+            job_name: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "count", b"count", "unit", b"unit", "what", b"what", "workspace", b"workspace"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "count", b"count", "job_id", b"job_id", "job_name", b"job_name", "unit", b"unit", "what", b"what", "workspace", b"workspace"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     USAGE_FIELD_NUMBER: _builtins.int
     FREE_BYTES_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
     free_bytes: _builtins.int
     """of the disk; 0 when not known (an object store)"""
     @_builtins.property
     def usage(self) -> _containers.RepeatedCompositeFieldContainer[Global___GetUsageResponse.Usage]: ...
+    @_builtins.property
+    def unread(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what is not counted, and why"""
+
     def __init__(
         self,
         *,
         usage: _abc.Iterable[Global___GetUsageResponse.Usage] | None = ...,
         free_bytes: _builtins.int = ...,
+        unread: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["free_bytes", b"free_bytes", "unread", b"unread", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -859,6 +859,93 @@ class DeleteVersionResponse(_message.Message):
 Global___DeleteVersionResponse: _TypeAlias = DeleteVersionResponse  # noqa: Y015
 
 @_typing.final
+class DeleteJobArtifactsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKSPACE_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    LAUNCHER_ID_FIELD_NUMBER: _builtins.int
+    KEPT_REFERENCES_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    workspace: _builtins.str
+    job_id: _builtins.str
+    launcher_id: _builtins.str
+    """of the launcher that removes what is left of a job; "" when a user calls"""
+    dry_run: _builtins.bool
+    """only answer"""
+    @_builtins.property
+    def kept_references(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """versions that other jobs will use"""
+
+    def __init__(
+        self,
+        *,
+        workspace: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        launcher_id: _builtins.str = ...,
+        kept_references: _abc.Iterable[_builtins.str] | None = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "job_id", b"job_id", "kept_references", b"kept_references", "launcher_id", b"launcher_id", "workspace", b"workspace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteJobArtifactsRequest: _TypeAlias = DeleteJobArtifactsRequest  # noqa: Y015
+
+@_typing.final
+class DeleteJobArtifactsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class Kept(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        VERSION_FIELD_NUMBER: _builtins.int
+        WHY_FIELD_NUMBER: _builtins.int
+        why: _builtins.str
+        @_builtins.property
+        def version(self) -> Global___Version: ...
+        def __init__(
+            self,
+            *,
+            version: Global___Version | None = ...,
+            why: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version", "why", b"why"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DELETED_FIELD_NUMBER: _builtins.int
+    FREED_BYTES_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    freed_bytes: _builtins.int
+    """of chunks that nothing else holds; the disk has them back after a collection"""
+    @_builtins.property
+    def deleted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Version]: ...
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeleteJobArtifactsResponse.Kept]:
+        """other versions of the job"""
+
+    def __init__(
+        self,
+        *,
+        deleted: _abc.Iterable[Global___Version] | None = ...,
+        freed_bytes: _builtins.int = ...,
+        kept: _abc.Iterable[Global___DeleteJobArtifactsResponse.Kept] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted", "freed_bytes", b"freed_bytes", "kept", b"kept"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteJobArtifactsResponse: _TypeAlias = DeleteJobArtifactsResponse  # noqa: Y015
+
+@_typing.final
 class ListFilesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

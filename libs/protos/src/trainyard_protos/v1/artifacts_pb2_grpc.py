@@ -85,6 +85,11 @@ class ArtifactServiceStub:
                 request_serializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionResponse.FromString,
                 _registered_method=True)
+        self.DeleteJobArtifacts = channel.unary_unary(
+                '/trainyard.v1.ArtifactService/DeleteJobArtifacts',
+                request_serializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteJobArtifactsRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteJobArtifactsResponse.FromString,
+                _registered_method=True)
         self.ListFiles = channel.unary_unary(
                 '/trainyard.v1.ArtifactService/ListFiles',
                 request_serializer=trainyard_dot_v1_dot_artifacts__pb2.ListFilesRequest.SerializeToString,
@@ -191,6 +196,13 @@ class ArtifactServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteJobArtifacts(self, request, context):
+        """The job was removed: deletes its checkpoints, except those that something else refers to. May be repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListFiles(self, request, context):
         """Files of a version, page by page, without its chunks.
         """
@@ -292,6 +304,11 @@ def add_ArtifactServiceServicer_to_server(servicer, server):
                     servicer.DeleteVersion,
                     request_deserializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionResponse.SerializeToString,
+            ),
+            'DeleteJobArtifacts': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteJobArtifacts,
+                    request_deserializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteJobArtifactsRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_artifacts__pb2.DeleteJobArtifactsResponse.SerializeToString,
             ),
             'ListFiles': grpc.unary_unary_rpc_method_handler(
                     servicer.ListFiles,
@@ -599,6 +616,33 @@ class ArtifactService:
             '/trainyard.v1.ArtifactService/DeleteVersion',
             trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionRequest.SerializeToString,
             trainyard_dot_v1_dot_artifacts__pb2.DeleteVersionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteJobArtifacts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.ArtifactService/DeleteJobArtifacts',
+            trainyard_dot_v1_dot_artifacts__pb2.DeleteJobArtifactsRequest.SerializeToString,
+            trainyard_dot_v1_dot_artifacts__pb2.DeleteJobArtifactsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,8 @@ class ArtifactServiceStub:
     ListVersions: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.ListVersionsRequest, _artifacts_pb2.ListVersionsResponse]
     SetAlias: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.SetAliasRequest, _artifacts_pb2.Version]
     DeleteVersion: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.DeleteVersionRequest, _artifacts_pb2.DeleteVersionResponse]
+    DeleteJobArtifacts: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.DeleteJobArtifactsRequest, _artifacts_pb2.DeleteJobArtifactsResponse]
+    """The job was removed: deletes its checkpoints, except those that something else refers to. May be repeated."""
     ListFiles: _grpc.UnaryUnaryMultiCallable[_artifacts_pb2.ListFilesRequest, _artifacts_pb2.ListFilesResponse]
     """Files of a version, page by page, without its chunks."""
     ReadFile: _grpc.UnaryStreamMultiCallable[_artifacts_pb2.ReadFileRequest, _artifacts_pb2.ReadFileResponse]
@@ -89,6 +91,8 @@ class ArtifactServiceAsyncStub(ArtifactServiceStub):
     ListVersions: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.ListVersionsRequest, _artifacts_pb2.ListVersionsResponse]  # type: ignore[assignment]
     SetAlias: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.SetAliasRequest, _artifacts_pb2.Version]  # type: ignore[assignment]
     DeleteVersion: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.DeleteVersionRequest, _artifacts_pb2.DeleteVersionResponse]  # type: ignore[assignment]
+    DeleteJobArtifacts: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.DeleteJobArtifactsRequest, _artifacts_pb2.DeleteJobArtifactsResponse]  # type: ignore[assignment]
+    """The job was removed: deletes its checkpoints, except those that something else refers to. May be repeated."""
     ListFiles: _aio.UnaryUnaryMultiCallable[_artifacts_pb2.ListFilesRequest, _artifacts_pb2.ListFilesResponse]  # type: ignore[assignment]
     """Files of a version, page by page, without its chunks."""
     ReadFile: _aio.UnaryStreamMultiCallable[_artifacts_pb2.ReadFileRequest, _artifacts_pb2.ReadFileResponse]  # type: ignore[assignment]
@@ -182,6 +186,14 @@ class ArtifactServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _artifacts_pb2.DeleteVersionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_artifacts_pb2.DeleteVersionResponse, _abc.Awaitable[_artifacts_pb2.DeleteVersionResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def DeleteJobArtifacts(
+        self,
+        request: _artifacts_pb2.DeleteJobArtifactsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_artifacts_pb2.DeleteJobArtifactsResponse, _abc.Awaitable[_artifacts_pb2.DeleteJobArtifactsResponse]]:
+        """The job was removed: deletes its checkpoints, except those that something else refers to. May be repeated."""
 
     @_abc_1.abstractmethod
     def ListFiles(

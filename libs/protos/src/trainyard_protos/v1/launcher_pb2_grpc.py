@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from trainyard_protos.v1 import admin_pb2 as trainyard_dot_v1_dot_admin__pb2
 from trainyard_protos.v1 import launcher_pb2 as trainyard_dot_v1_dot_launcher__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
@@ -55,6 +56,11 @@ class LauncherServiceStub:
                 request_serializer=trainyard_dot_v1_dot_launcher__pb2.ShellInput.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_launcher__pb2.ShellOutput.FromString,
                 _registered_method=True)
+        self.GetUsage = channel.unary_unary(
+                '/trainyard.v1.LauncherService/GetUsage',
+                request_serializer=trainyard_dot_v1_dot_admin__pb2.GetUsageRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_admin__pb2.GetUsageResponse.FromString,
+                _registered_method=True)
 
 
 class LauncherServiceServicer:
@@ -90,6 +96,13 @@ class LauncherServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetUsage(self, request, context):
+        """What the folders of attempts take on disk, by job.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LauncherServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +125,11 @@ def add_LauncherServiceServicer_to_server(servicer, server):
                     servicer.Shell,
                     request_deserializer=trainyard_dot_v1_dot_launcher__pb2.ShellInput.FromString,
                     response_serializer=trainyard_dot_v1_dot_launcher__pb2.ShellOutput.SerializeToString,
+            ),
+            'GetUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetUsage,
+                    request_deserializer=trainyard_dot_v1_dot_admin__pb2.GetUsageRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_admin__pb2.GetUsageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +241,33 @@ class LauncherService:
             '/trainyard.v1.LauncherService/Shell',
             trainyard_dot_v1_dot_launcher__pb2.ShellInput.SerializeToString,
             trainyard_dot_v1_dot_launcher__pb2.ShellOutput.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.LauncherService/GetUsage',
+            trainyard_dot_v1_dot_admin__pb2.GetUsageRequest.SerializeToString,
+            trainyard_dot_v1_dot_admin__pb2.GetUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

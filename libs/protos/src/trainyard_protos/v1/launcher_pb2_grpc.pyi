@@ -5,6 +5,7 @@ The launcher turns an admitted attempt into processes or pods and keeps watch ov
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from trainyard_protos.v1 import admin_pb2 as _admin_pb2
 from trainyard_protos.v1 import launcher_pb2 as _launcher_pb2
 import abc as _abc_1
 import grpc as _grpc
@@ -43,6 +44,8 @@ class LauncherServiceStub:
     """Python stacks of every rank, now."""
     Shell: _grpc.StreamStreamMultiCallable[_launcher_pb2.ShellInput, _launcher_pb2.ShellOutput]
     """An interactive shell in the folder and environment of one worker."""
+    GetUsage: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetUsageRequest, _admin_pb2.GetUsageResponse]
+    """What the folders of attempts take on disk, by job."""
 
 @_typing.type_check_only
 class LauncherServiceAsyncStub(LauncherServiceStub):
@@ -59,6 +62,8 @@ class LauncherServiceAsyncStub(LauncherServiceStub):
     """Python stacks of every rank, now."""
     Shell: _aio.StreamStreamMultiCallable[_launcher_pb2.ShellInput, _launcher_pb2.ShellOutput]  # type: ignore[assignment]
     """An interactive shell in the folder and environment of one worker."""
+    GetUsage: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetUsageRequest, _admin_pb2.GetUsageResponse]  # type: ignore[assignment]
+    """What the folders of attempts take on disk, by job."""
 
 class LauncherServiceServicer(metaclass=_abc_1.ABCMeta):
     """For users."""
@@ -96,6 +101,14 @@ class LauncherServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_launcher_pb2.ShellOutput], _abc.AsyncIterator[_launcher_pb2.ShellOutput]]:
         """An interactive shell in the folder and environment of one worker."""
+
+    @_abc_1.abstractmethod
+    def GetUsage(
+        self,
+        request: _admin_pb2.GetUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.GetUsageResponse, _abc.Awaitable[_admin_pb2.GetUsageResponse]]:
+        """What the folders of attempts take on disk, by job."""
 
 def add_LauncherServiceServicer_to_server(servicer: LauncherServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
 

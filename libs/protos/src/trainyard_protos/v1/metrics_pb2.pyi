@@ -1030,20 +1030,24 @@ class DeleteJobRunsRequest(_message.Message):
     WORKSPACE_FIELD_NUMBER: _builtins.int
     JOB_ID_FIELD_NUMBER: _builtins.int
     LAUNCHER_ID_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     job_id: _builtins.str
     launcher_id: _builtins.str
     """of the launcher that removes what is left of a job; "" when a user calls"""
+    dry_run: _builtins.bool
+    """only answer"""
     def __init__(
         self,
         *,
         workspace: _builtins.str = ...,
         job_id: _builtins.str = ...,
         launcher_id: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "launcher_id", b"launcher_id", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "job_id", b"job_id", "launcher_id", b"launcher_id", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1054,19 +1058,105 @@ class DeleteJobRunsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUNS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
     runs: _builtins.int
+    @_builtins.property
+    def bytes(self) -> Global___RunBytes: ...
     def __init__(
         self,
         *,
         runs: _builtins.int = ...,
+        bytes: Global___RunBytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "runs", b"runs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DeleteJobRunsResponse: _TypeAlias = DeleteJobRunsResponse  # noqa: Y015
+
+@_typing.final
+class DeleteRunsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKSPACE_FIELD_NUMBER: _builtins.int
+    RUN_IDS_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    workspace: _builtins.str
+    dry_run: _builtins.bool
+    """only answer, and refuse what would be refused"""
+    @_builtins.property
+    def run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """at most 1,000"""
+
+    def __init__(
+        self,
+        *,
+        workspace: _builtins.str = ...,
+        run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "run_ids", b"run_ids", "workspace", b"workspace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRunsRequest: _TypeAlias = DeleteRunsRequest  # noqa: Y015
+
+@_typing.final
+class DeleteRunsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BYTES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def bytes(self) -> Global___RunBytes: ...
+    def __init__(
+        self,
+        *,
+        bytes: Global___RunBytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteRunsResponse: _TypeAlias = DeleteRunsResponse  # noqa: Y015
+
+@_typing.final
+class RunBytes(_message.Message):
+    """What runs take on disk."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGS_FIELD_NUMBER: _builtins.int
+    POINTS_FIELD_NUMBER: _builtins.int
+    JOURNALS_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    logs: _builtins.int
+    """lines in columns"""
+    points: _builtins.int
+    """points in columns"""
+    journals: _builtins.int
+    """lines and points that are not in columns yet"""
+    other: _builtins.int
+    def __init__(
+        self,
+        *,
+        logs: _builtins.int = ...,
+        points: _builtins.int = ...,
+        journals: _builtins.int = ...,
+        other: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["journals", b"journals", "logs", b"logs", "other", b"other", "points", b"points"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunBytes: _TypeAlias = RunBytes  # noqa: Y015
 
 @_typing.final
 class ListJobsWithRunsRequest(_message.Message):

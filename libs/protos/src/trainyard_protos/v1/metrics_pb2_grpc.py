@@ -89,6 +89,11 @@ class MetricsServiceStub:
                 request_serializer=trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsResponse.FromString,
                 _registered_method=True)
+        self.DeleteRuns = channel.unary_unary(
+                '/trainyard.v1.MetricsService/DeleteRuns',
+                request_serializer=trainyard_dot_v1_dot_metrics__pb2.DeleteRunsRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_metrics__pb2.DeleteRunsResponse.FromString,
+                _registered_method=True)
         self.ListJobsWithRuns = channel.unary_unary(
                 '/trainyard.v1.MetricsService/ListJobsWithRuns',
                 request_serializer=trainyard_dot_v1_dot_metrics__pb2.ListJobsWithRunsRequest.SerializeToString,
@@ -176,6 +181,14 @@ class MetricsServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteRuns(self, request, context):
+        """Removes the run of a plain process, or all runs of one job, whose attempts have to be over. FAILED_PRECONDITION:
+        RunIsWritten, PartOfSeries. What was cut short is completed at the next start.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListJobsWithRuns(self, request, context):
         """Jobs that have runs here, of all workspaces. Runs of plain processes, and of tokens of earlier versions, are not
         in it.
@@ -241,6 +254,11 @@ def add_MetricsServiceServicer_to_server(servicer, server):
                     servicer.DeleteJobRuns,
                     request_deserializer=trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsResponse.SerializeToString,
+            ),
+            'DeleteRuns': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteRuns,
+                    request_deserializer=trainyard_dot_v1_dot_metrics__pb2.DeleteRunsRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_metrics__pb2.DeleteRunsResponse.SerializeToString,
             ),
             'ListJobsWithRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ListJobsWithRuns,
@@ -545,6 +563,33 @@ class MetricsService:
             '/trainyard.v1.MetricsService/DeleteJobRuns',
             trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsRequest.SerializeToString,
             trainyard_dot_v1_dot_metrics__pb2.DeleteJobRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteRuns(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.MetricsService/DeleteRuns',
+            trainyard_dot_v1_dot_metrics__pb2.DeleteRunsRequest.SerializeToString,
+            trainyard_dot_v1_dot_metrics__pb2.DeleteRunsResponse.FromString,
             options,
             channel_credentials,
             insecure,

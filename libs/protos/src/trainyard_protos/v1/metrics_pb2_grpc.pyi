@@ -55,6 +55,10 @@ class MetricsServiceStub:
     """
     DeleteJobRuns: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.DeleteJobRunsRequest, _metrics_pb2.DeleteJobRunsResponse]
     """The job was removed: removes everything stored of it, and takes nothing more. May be repeated."""
+    DeleteRuns: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.DeleteRunsRequest, _metrics_pb2.DeleteRunsResponse]
+    """Removes the run of a plain process, or all runs of one job, whose attempts have to be over. FAILED_PRECONDITION:
+    RunIsWritten, PartOfSeries. What was cut short is completed at the next start.
+    """
     ListJobsWithRuns: _grpc.UnaryUnaryMultiCallable[_metrics_pb2.ListJobsWithRunsRequest, _metrics_pb2.ListJobsWithRunsResponse]
     """Jobs that have runs here, of all workspaces. Runs of plain processes, and of tokens of earlier versions, are not
     in it.
@@ -87,6 +91,10 @@ class MetricsServiceAsyncStub(MetricsServiceStub):
     """
     DeleteJobRuns: _aio.UnaryUnaryMultiCallable[_metrics_pb2.DeleteJobRunsRequest, _metrics_pb2.DeleteJobRunsResponse]  # type: ignore[assignment]
     """The job was removed: removes everything stored of it, and takes nothing more. May be repeated."""
+    DeleteRuns: _aio.UnaryUnaryMultiCallable[_metrics_pb2.DeleteRunsRequest, _metrics_pb2.DeleteRunsResponse]  # type: ignore[assignment]
+    """Removes the run of a plain process, or all runs of one job, whose attempts have to be over. FAILED_PRECONDITION:
+    RunIsWritten, PartOfSeries. What was cut short is completed at the next start.
+    """
     ListJobsWithRuns: _aio.UnaryUnaryMultiCallable[_metrics_pb2.ListJobsWithRunsRequest, _metrics_pb2.ListJobsWithRunsResponse]  # type: ignore[assignment]
     """Jobs that have runs here, of all workspaces. Runs of plain processes, and of tokens of earlier versions, are not
     in it.
@@ -182,6 +190,16 @@ class MetricsServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_metrics_pb2.DeleteJobRunsResponse, _abc.Awaitable[_metrics_pb2.DeleteJobRunsResponse]]:
         """The job was removed: removes everything stored of it, and takes nothing more. May be repeated."""
+
+    @_abc_1.abstractmethod
+    def DeleteRuns(
+        self,
+        request: _metrics_pb2.DeleteRunsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_metrics_pb2.DeleteRunsResponse, _abc.Awaitable[_metrics_pb2.DeleteRunsResponse]]:
+        """Removes the run of a plain process, or all runs of one job, whose attempts have to be over. FAILED_PRECONDITION:
+        RunIsWritten, PartOfSeries. What was cut short is completed at the next start.
+        """
 
     @_abc_1.abstractmethod
     def ListJobsWithRuns(

@@ -744,6 +744,59 @@ class RetryJobRequest(_message.Message):
 Global___RetryJobRequest: _TypeAlias = RetryJobRequest  # noqa: Y015
 
 @_typing.final
+class DeleteJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKSPACE_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    workspace: _builtins.str
+    id: _builtins.str
+    """a reference; a name has to be that of one job"""
+    dry_run: _builtins.bool
+    """only answer, and refuse what would be refused"""
+    def __init__(
+        self,
+        *,
+        workspace: _builtins.str = ...,
+        id: _builtins.str = ...,
+        dry_run: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dry_run", b"dry_run", "id", b"id", "workspace", b"workspace"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteJobRequest: _TypeAlias = DeleteJobRequest  # noqa: Y015
+
+@_typing.final
+class DeleteJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    USED_REFERENCES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___Job: ...
+    @_builtins.property
+    def used_references(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """artifacts that jobs which have not ended name as inputs"""
+
+    def __init__(
+        self,
+        *,
+        job: Global___Job | None = ...,
+        used_references: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "used_references", b"used_references"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeleteJobResponse: _TypeAlias = DeleteJobResponse  # noqa: Y015
+
+@_typing.final
 class ListEventsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -856,7 +909,7 @@ class Event(_message.Message):
     """what: Submitted, Admitted, Claimed, Running, Stopping, Finalizing, Succeeded, Failed,"""
     reason: _builtins.str
     """Cancelled, Requeued, RetriedByUser, Note, PoolRegistered, PoolLost; administrative changes:
-    AliasSet, VersionDeleted, VersionsExpired, RetentionSet, RunsDeleted, LogsDeleted, Maintained,
+    AliasSet, JobDeleted, VersionDeleted, VersionsExpired, RetentionSet, RunsDeleted, LogsDeleted, Maintained,
     RepairStarted, Repaired, BackupStarted, BackupTaken, ShutdownRequested
     why, typed
     """
@@ -1765,7 +1818,8 @@ Global___ListAssignedResponse: _TypeAlias = ListAssignedResponse  # noqa: Y015
 @_typing.final
 class Tombstone(_message.Message):
     """What a removed job left in one place: with a pool, its attempts there; without one, its runs in metrics, which any
-    launcher may remove.
+    launcher may remove. With the pool "@artifacts", its checkpoints in artifacts, without versions that
+    `kept_references` name.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1774,11 +1828,14 @@ class Tombstone(_message.Message):
     JOB_ID_FIELD_NUMBER: _builtins.int
     POOL_FIELD_NUMBER: _builtins.int
     ATTEMPT_IDS_FIELD_NUMBER: _builtins.int
+    KEPT_REFERENCES_FIELD_NUMBER: _builtins.int
     workspace: _builtins.str
     job_id: _builtins.str
     pool: _builtins.str
     @_builtins.property
     def attempt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def kept_references(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
@@ -1786,10 +1843,11 @@ class Tombstone(_message.Message):
         job_id: _builtins.str = ...,
         pool: _builtins.str = ...,
         attempt_ids: _abc.Iterable[_builtins.str] | None = ...,
+        kept_references: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_ids", b"attempt_ids", "job_id", b"job_id", "pool", b"pool", "workspace", b"workspace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_ids", b"attempt_ids", "job_id", b"job_id", "kept_references", b"kept_references", "pool", b"pool", "workspace", b"workspace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1801,18 +1859,22 @@ class ListTombstonesRequest(_message.Message):
 
     POOL_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    ARTIFACTS_FIELD_NUMBER: _builtins.int
     pool: _builtins.str
     """whose attempts are listed; runs in metrics always are"""
     page_token: _builtins.str
+    artifacts: _builtins.bool
+    """also those of artifacts"""
     def __init__(
         self,
         *,
         pool: _builtins.str = ...,
         page_token: _builtins.str = ...,
+        artifacts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_token", b"page_token", "pool", b"pool"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["artifacts", b"artifacts", "page_token", b"page_token", "pool", b"pool"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

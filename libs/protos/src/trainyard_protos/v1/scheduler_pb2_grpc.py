@@ -70,6 +70,11 @@ class SchedulerServiceStub:
                 request_serializer=trainyard_dot_v1_dot_scheduler__pb2.RetryJobRequest.SerializeToString,
                 response_deserializer=trainyard_dot_v1_dot_scheduler__pb2.Job.FromString,
                 _registered_method=True)
+        self.DeleteJob = channel.unary_unary(
+                '/trainyard.v1.SchedulerService/DeleteJob',
+                request_serializer=trainyard_dot_v1_dot_scheduler__pb2.DeleteJobRequest.SerializeToString,
+                response_deserializer=trainyard_dot_v1_dot_scheduler__pb2.DeleteJobResponse.FromString,
+                _registered_method=True)
         self.ListEvents = channel.unary_unary(
                 '/trainyard.v1.SchedulerService/ListEvents',
                 request_serializer=trainyard_dot_v1_dot_scheduler__pb2.ListEventsRequest.SerializeToString,
@@ -144,6 +149,14 @@ class SchedulerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteJob(self, request, context):
+        """Removes a job that has ended, as its TTL would, and its checkpoints too. FAILED_PRECONDITION (NotEnded) before its end.
+        May be repeated with the same id while what it left is being removed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListEvents(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -207,6 +220,11 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
                     servicer.RetryJob,
                     request_deserializer=trainyard_dot_v1_dot_scheduler__pb2.RetryJobRequest.FromString,
                     response_serializer=trainyard_dot_v1_dot_scheduler__pb2.Job.SerializeToString,
+            ),
+            'DeleteJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteJob,
+                    request_deserializer=trainyard_dot_v1_dot_scheduler__pb2.DeleteJobRequest.FromString,
+                    response_serializer=trainyard_dot_v1_dot_scheduler__pb2.DeleteJobResponse.SerializeToString,
             ),
             'ListEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEvents,
@@ -419,6 +437,33 @@ class SchedulerService:
             '/trainyard.v1.SchedulerService/RetryJob',
             trainyard_dot_v1_dot_scheduler__pb2.RetryJobRequest.SerializeToString,
             trainyard_dot_v1_dot_scheduler__pb2.Job.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/trainyard.v1.SchedulerService/DeleteJob',
+            trainyard_dot_v1_dot_scheduler__pb2.DeleteJobRequest.SerializeToString,
+            trainyard_dot_v1_dot_scheduler__pb2.DeleteJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,10 @@ class SchedulerServiceStub:
     CancelJob: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CancelJobRequest, _scheduler_pb2.Job]
     RetryJob: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.RetryJobRequest, _scheduler_pb2.Job]
     """Puts an ended job (failed or cancelled) back to the queue with a fresh retry budget."""
+    DeleteJob: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteJobRequest, _scheduler_pb2.DeleteJobResponse]
+    """Removes a job that has ended, as its TTL would, and its checkpoints too. FAILED_PRECONDITION (NotEnded) before its end.
+    May be repeated with the same id while what it left is being removed.
+    """
     ListEvents: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.ListEventsRequest, _scheduler_pb2.ListEventsResponse]
     Watch: _grpc.UnaryStreamMultiCallable[_scheduler_pb2.WatchRequest, _scheduler_pb2.Event]
     """Events after a cursor, then new ones as they happen. Never misses, never repeats. The initial metadata is sent once the
@@ -74,6 +78,10 @@ class SchedulerServiceAsyncStub(SchedulerServiceStub):
     CancelJob: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CancelJobRequest, _scheduler_pb2.Job]  # type: ignore[assignment]
     RetryJob: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.RetryJobRequest, _scheduler_pb2.Job]  # type: ignore[assignment]
     """Puts an ended job (failed or cancelled) back to the queue with a fresh retry budget."""
+    DeleteJob: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.DeleteJobRequest, _scheduler_pb2.DeleteJobResponse]  # type: ignore[assignment]
+    """Removes a job that has ended, as its TTL would, and its checkpoints too. FAILED_PRECONDITION (NotEnded) before its end.
+    May be repeated with the same id while what it left is being removed.
+    """
     ListEvents: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.ListEventsRequest, _scheduler_pb2.ListEventsResponse]  # type: ignore[assignment]
     Watch: _aio.UnaryStreamMultiCallable[_scheduler_pb2.WatchRequest, _scheduler_pb2.Event]  # type: ignore[assignment]
     """Events after a cursor, then new ones as they happen. Never misses, never repeats. The initial metadata is sent once the
@@ -140,6 +148,16 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.Job, _abc.Awaitable[_scheduler_pb2.Job]]:
         """Puts an ended job (failed or cancelled) back to the queue with a fresh retry budget."""
+
+    @_abc_1.abstractmethod
+    def DeleteJob(
+        self,
+        request: _scheduler_pb2.DeleteJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_scheduler_pb2.DeleteJobResponse, _abc.Awaitable[_scheduler_pb2.DeleteJobResponse]]:
+        """Removes a job that has ended, as its TTL would, and its checkpoints too. FAILED_PRECONDITION (NotEnded) before its end.
+        May be repeated with the same id while what it left is being removed.
+        """
 
     @_abc_1.abstractmethod
     def ListEvents(

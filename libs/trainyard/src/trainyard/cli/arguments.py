@@ -58,6 +58,8 @@ OptionalOf = Annotated[
     typer.Argument(metavar="[JOB]", help="A job, or the id or name of a run.", autocompletion=complete_jobs),
 ]
 Output = Annotated[Format, typer.Option("-o", "--output", help="How to write the answer.", show_default=False)]
+Yes = Annotated[bool, typer.Option("-y", "--yes", help="Remove without asking; needed where there is no terminal.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would be freed and what would stay.")]
 File = Annotated[str, typer.Argument(metavar="FILE", help="Job file, YAML or JSON; - reads standard input.")]
 
 

@@ -37,10 +37,14 @@ def page() -> str:
 
 
 def _commands(name: str, command: Any) -> Iterator[str]:
-    if hasattr(command, "commands"):
-        for inner, each in command.commands.items():
-            yield from _commands(f"{name} {inner}", each)
-        return
+    inner = getattr(command, "commands", {})
+    if not inner or command.invoke_without_command:
+        yield from _command(name, command)
+    for each in inner:
+        yield from _commands(f"{name} {each}", inner[each])
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
     arguments = [each for each in command.params if each.param_type_name == "argument"]
     options = [each for each in command.params if each.param_type_name == "option" and not each.hidden]
     yield f"## {name}"

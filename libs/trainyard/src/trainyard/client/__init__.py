@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainyard.client.aio import AsyncClient
-    from trainyard.client.answers import BackedUp, Maintained, ServiceEvent, ServiceUsage, Verified
+    from trainyard.client.answers import BackedUp, Kept, Maintained, Part, Removal, ServiceEvent, ServiceUsage, Verified
     from trainyard.client.comparison import Comparison, Row, compare
     from trainyard.client.handles import AsyncJobHandle
     from trainyard.client.records import Run
@@ -31,7 +31,10 @@ _MODULES = {
     "Client": "sync",
     "Comparison": "comparison",
     "JobHandle": "sync",
+    "Kept": "answers",
     "Maintained": "answers",
+    "Part": "answers",
+    "Removal": "answers",
     "Row": "comparison",
     "Run": "records",
     "ServiceEvent": "answers",
@@ -46,7 +49,10 @@ __all__ = [
     "Client",
     "Comparison",
     "JobHandle",
+    "Kept",
     "Maintained",
+    "Part",
+    "Removal",
     "Row",
     "Run",
     "ServiceEvent",

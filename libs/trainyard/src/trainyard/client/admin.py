@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,11 +32,24 @@ class AdminCalls(JobCalls):
 
         stubs = {"scheduler": self._connection.scheduler_admin, **self._keepers()}
         request = pb.GetUsageRequest()
-        answers = await asyncio.gather(*(self._connection.call(stub.GetUsage, request) for stub in stubs.values()))
+        calls = (self._connection.call(stub.GetUsage, request) for stub in stubs.values())
+        *answers, attempts = await asyncio.gather(*calls, self.attempt_usage())
         return [
-            ServiceUsage(service, list(answer.usage), answer.free_bytes)
-            for service, answer in zip(stubs, answers, strict=True)
+            ServiceUsage(service, list(answer.usage), answer.free_bytes, list(answer.unread))
+            for service, answer in zip((*stubs, "launcher"), (*answers, attempts), strict=True)
         ]
+
+    async def attempt_usage(self, job_ids: Sequence[str] = ()) -> pb.GetUsageResponse:
+        """What the folders of attempts take on disk, by job; what cannot be known is in `unread`.
+
+        Args:
+            job_ids: only of these jobs; empty: of all.
+        """
+        request = pb.GetUsageRequest(job_ids=job_ids)
+        try:
+            return await self._connection.call(self._connection.launcher.GetUsage, request)
+        except errors.YardError as error:  # the pool is away, or of an earlier release
+            return pb.GetUsageResponse(unread=[f"the launcher does not say what attempts take: {error}"])
 
     async def admin_events(self, service: str, *, object_name: str = "") -> AsyncIterator[scheduler_pb2.Event]:
         """What users changed in one service, oldest first; each service keeps the newest 100,000 events.

@@ -9,17 +9,17 @@ from typing import Self
 from trainyard_protos.v1 import scheduler_pb2, yard_pb2
 
 from trainyard import errors, home
-from trainyard.client.admin import AdminCalls
 from trainyard.client.attachment import Attachment
 from trainyard.client.connection import CALL_DEADLINE_S, Connection, find, here
 from trainyard.client.documents import Source
 from trainyard.client.follow import FollowCalls
 from trainyard.client.handles import AsyncJobHandle
+from trainyard.client.removal import RemovalCalls
 from trainyard.client.search import SearchCalls
 from trainyard.client.store import ArtifactCalls
 
 
-class AsyncClient(FollowCalls, SearchCalls, ArtifactCalls, AdminCalls):
+class AsyncClient(FollowCalls, SearchCalls, RemovalCalls, ArtifactCalls):
     """A yard, for asyncio code. Made and used inside one event loop; `async with` closes it.
 
     Args:

@@ -21,6 +21,57 @@ class ServiceUsage:
     service: str
     usage: Sequence[pb.GetUsageResponse.Usage]
     free_bytes: int
+    unread: Sequence[str] = ()
+    """What is not counted, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of what a removal frees.
+
+    Attributes:
+        what: "attempt folders", "logs", "metrics", "checkpoints".
+        bytes: on disk.
+        count: of `unit`.
+    """
+
+    what: str
+    bytes: int
+    count: int = 0
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Something that a removal leaves, and why."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What the removal of a job, or of runs, frees and leaves.
+
+    Attributes:
+        kind: "job" or "run".
+        name: as references name it.
+        frees: by kind; checkpoints free the disk with the next collection of the artifact store.
+        keeps: artifacts of the job that stay.
+        unread: what of it is not counted, and why.
+    """
+
+    kind: str
+    name: str
+    id: str
+    frees: Sequence[Part]
+    keeps: Sequence[Kept] = ()
+    unread: Sequence[str] = ()
+
+    @property
+    def bytes(self) -> int:
+        """All that it frees."""
+        return sum(part.bytes for part in self.frees)
 
 
 @dataclass(frozen=True, slots=True)

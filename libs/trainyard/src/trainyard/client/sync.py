@@ -17,7 +17,7 @@ from trainyard.client.loop import Loop
 from trainyard.client.sync_store import ArtifactMethods
 
 if TYPE_CHECKING:
-    from trainyard.client.answers import BackedUp, Maintained, ServiceEvent, ServiceUsage, Verified
+    from trainyard.client.answers import BackedUp, Maintained, Removal, ServiceEvent, ServiceUsage, Verified
     from trainyard.client.comparison import Comparison
     from trainyard.client.records import Run
 
@@ -203,6 +203,22 @@ class Client(ArtifactMethods):
     def usage(self) -> Sequence[ServiceUsage]:
         """How much each service stores, and how much room there is."""
         return self._loop.run(self._client.usage())
+
+    def job_removal(self, job: str) -> Removal:
+        """What removing a job would free and leave; see `AsyncClient.job_removal`."""
+        return self._loop.run(self._client.job_removal(job))
+
+    def remove_job(self, job: str) -> Removal:
+        """Removes a job that has ended, with its attempts, runs and checkpoints; see `AsyncClient.remove_job`."""
+        return self._loop.run(self._client.remove_job(job))
+
+    def run_removal(self, of: str) -> Removal:
+        """What removing a run would free; see `AsyncClient.run_removal`."""
+        return self._loop.run(self._client.run_removal(of))
+
+    def remove_run(self, of: str) -> Removal:
+        """Removes the run of a plain process, or all runs of a job; see `AsyncClient.remove_run`."""
+        return self._loop.run(self._client.remove_run(of))
 
     def verify(self, *, repair: bool = False) -> Iterator[Verified]:
         """Reads everything that is stored, and tells what is not as it was written; see `AsyncClient.verify`."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from servicekit import tree
 
 from trainyard_metrics.storage.files import is_columns, segment_number
 
@@ -46,6 +49,28 @@ def usage(root: Path) -> Usage:
                 kind = total.columns
             kind.files += 1
             kind.bytes += size
+    return total
+
+
+@dataclass
+class RunBytes:
+    """What runs take on disk, in blocks that are theirs, by what is in the files."""
+
+    logs: int = 0
+    points: int = 0
+    journals: int = 0
+    other: int = 0
+
+
+def bytes_of(root: Path, run_ids: Sequence[str]) -> RunBytes:
+    """Measures the files of these runs. Blocks; runs may change meanwhile."""
+    total = RunBytes()
+    for run_id in run_ids:
+        for name, size in tree.files(root / run_id):
+            kind = "journals" if segment_number(name) is not None else "other"
+            if is_columns(name):
+                kind = "logs" if name.startswith("lines-") else "points"
+            setattr(total, kind, getattr(total, kind) + size)
     return total
 
 

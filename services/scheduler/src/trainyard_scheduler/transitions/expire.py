@@ -106,7 +106,7 @@ def remove_expired(tx: Transaction, limit: int) -> None:
     rows = tx.connection.execute(sqlalchemy.select(JOBS).where(due).order_by(JOBS.c.expires_ns).limit(limit))
     jobs = [Job.model_construct(**row._mapping) for row in rows]
     if jobs:
-        _remove(tx, jobs)
+        remove(tx, jobs)
     next_ns = tx.connection.scalar(
         sqlalchemy.select(sqlalchemy.func.min(JOBS.c.expires_ns)).where(JOBS.c.expires_ns > 0)
     )
@@ -114,9 +114,14 @@ def remove_expired(tx: Transaction, limit: int) -> None:
         tx.after_commit(lambda index: index.expire_at(next_ns))
 
 
-def _remove(tx: Transaction, jobs: Sequence[Job]) -> None:
+def remove(tx: Transaction, jobs: Sequence[Job], used: Sequence[str] | None = None) -> None:
+    """Removes jobs that have ended. What they left elsewhere is removed by launchers, who find it by its tombstones.
+
+    Args:
+        used: removes their checkpoints too, except versions that these references name; None leaves all artifacts.
+    """
     ids = [job.id for job in jobs]
-    bury(tx, {job.id: job.workspace for job in jobs})
+    bury(tx, {job.id: job.workspace for job in jobs}, used)
     newest = sqlalchemy.select(sqlalchemy.func.max(EVENTS.c.seq)).scalar_subquery()
     for statement in (
         sqlalchemy.delete(ATTEMPTS).where(ATTEMPTS.c.job_id.in_(ids)),

@@ -1,13 +1,17 @@
-"""What a user does to a job: cancel and retry."""
+"""What a user does to a job: cancel, retry and delete."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from servicekit.errors import FailedPrecondition, NotFound
+from servicekit.events import AdminEvent, Subject
 
 from trainyard_scheduler.domain.reasons import EventType, StopReason
-from trainyard_scheduler.domain.states import AttemptState, JobState
+from trainyard_scheduler.domain.states import ENDED, AttemptState, JobState
 from trainyard_scheduler.ledger import USER, Transaction
 from trainyard_scheduler.tables import Job
+from trainyard_scheduler.transitions.expire import remove
 from trainyard_scheduler.transitions.steps import ask_to_stop, close_attempt, end_job, enqueue
 
 
@@ -65,6 +69,36 @@ def retry(tx: Transaction, job_id: str) -> Job:
     tx.changed(job)
     tx.event(job, EventType.RETRIED_BY_USER, USER)
     return job
+
+
+def delete(tx: Transaction, job_id: str, used: Sequence[str], actor: str) -> None:
+    """Removes a job that has ended, and records who did. One that is gone stays so.
+
+    Args:
+        used: references to artifacts that other jobs will use: these versions stay.
+
+    Raises:
+        FailedPrecondition: it has not ended.
+    """
+    job = tx.job(job_id)
+    if job is None:
+        return
+    require_ended(job)
+    remove(tx, [job], used)
+    # Not an event of the job: those go with it.
+    what = f"job {job.name}#{job.number} ({job.id}), {JobState(job.state).name.lower()} -> deleted"
+    tx.other_event(actor, AdminEvent.JOB_DELETED, Subject("Service", job.name, job.id, job.workspace), what)
+
+
+def require_ended(job: Job) -> None:
+    """Raises FailedPrecondition when a job has not ended."""
+    if job.state not in ENDED:
+        raise FailedPrecondition(
+            f"job {job.name}#{job.number} ({job.id}) is {JobState(job.state).name.lower()}: only jobs that have ended "
+            "can be removed",
+            reason="NotEnded",
+            hint=f"cancel it first: yard cancel {job.name}#{job.number}",
+        )
 
 
 def _existing(tx: Transaction, job_id: str) -> Job:

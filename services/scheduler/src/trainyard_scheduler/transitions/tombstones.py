@@ -16,7 +16,7 @@ from sqlalchemy import bindparam
 from trainyard_protos.v1 import scheduler_pb2
 
 from trainyard_scheduler.ledger import Transaction
-from trainyard_scheduler.tables import ATTEMPTS, JOBS, TOMBSTONES, Tombstone
+from trainyard_scheduler.tables import ARTIFACTS, ATTEMPTS, JOBS, TOMBSTONES, Tombstone
 from trainyard_scheduler.transitions.steps import NS_PER_S
 
 _DEFAULT_WORKSPACE = "default"
@@ -28,13 +28,14 @@ _DELETE = sqlalchemy.delete(TOMBSTONES).where(
 )
 
 
-def bury(tx: Transaction, workspaces: Mapping[str, str]) -> None:
+def bury(tx: Transaction, workspaces: Mapping[str, str], used: Sequence[str] | None = None) -> None:
     """Adds the tombstones of jobs that are about to be removed, and wakes their launchers.
 
     A job that was never admitted left nothing, and gets none.
 
     Args:
         workspaces: by job id.
+        used: references to artifacts that stay where the jobs' checkpoints are removed; None: no artifact is removed.
     """
     tombstones = []
     for (job_id, pool), attempt_ids in _attempts(tx, workspaces).items():
@@ -44,6 +45,8 @@ def bury(tx: Transaction, workspaces: Mapping[str, str]) -> None:
         tx.send(stop_queue(pool), FORGET, job_id=job_id, attempt_ids=attempt_ids, **more)
     for job_id in dict.fromkeys(tombstone.job_id for tombstone in tombstones):
         tombstones.append(_tombstone(tx, workspaces[job_id], job_id, _RUNS, []))
+        if used is not None:
+            tombstones.append(_tombstone(tx, workspaces[job_id], job_id, ARTIFACTS, list(used)))
     _insert(tx, tombstones)
 
 

@@ -45,7 +45,7 @@ def _show_usage(services: list[ServiceUsage]) -> None:
     rows = [
         [
             service.service,
-            each.what,
+            f"{each.what}: {each.job_name or each.job_id}" if each.job_id else each.what,
             each.workspace,
             words.size(each.bytes) if each.bytes else "",
             f"{each.count} {each.unit}".strip() if each.count or each.unit else "",
@@ -55,6 +55,9 @@ def _show_usage(services: list[ServiceUsage]) -> None:
     ]
     tables.show(["SERVICE", "WHAT", "WORKSPACE", "SIZE", "COUNT"], rows)
     room = {service.service: words.size(service.free_bytes) for service in services if service.free_bytes}
+    for service in services:
+        for unread in service.unread:
+            say(f"not counted ({service.service}): {unread}")
     say("free: " + ", ".join(f"{size} ({service})" for service, size in room.items()))
     next_steps("yard admin maintain", "yard admin backup FOLDER")
 

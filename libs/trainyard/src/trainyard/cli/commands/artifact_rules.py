@@ -168,23 +168,21 @@ def rm(
     """Delete a version. Its content goes when nothing else has it; lineage still names it."""
 
     async def work(client: AsyncClient) -> None:
-        import sys
-
-        from trainyard import errors
         from trainyard.cli import artifact_views, words
+        from trainyard.cli.confirmation import confirm
         from trainyard.cli.output import write
-        from trainyard.cli.terminal import is_terminal, plain, say
+        from trainyard.cli.terminal import say
 
         version = await client.artifact(reference)
         named = artifact_views.reference(version)
-        if not yes and not (sys.stdin.isatty() and is_terminal()):
-            raise errors.InvalidArgument(
-                f"{named} is not deleted: nobody is there to be asked", reason="NotConfirmed", hint="give --yes"
-            )
         if not yes:
             kept = f"{words.plural(version.files, 'file')}, {words.size(version.size)}"
             aliases = f", {', '.join(version.aliases)}" if version.aliases else ""
-            typer.confirm(plain(f"Delete {named} ({kept}{aliases})?"), abort=True)
+            confirm(
+                f"Delete {named} ({kept}{aliases})?",
+                f"delete {named}",
+                f"'yard artifacts rm {named} --yes' deletes it",
+            )
         await client.delete_version(version.id)
         if output.for_programs:
             write(version, output)

@@ -1,4 +1,4 @@
-"""Commands about jobs: jobs, status, events, explain, cancel, retry."""
+"""Commands about jobs: jobs, jobs rm, status, events, explain, cancel, retry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainyard.cli.arguments import LAST, REFERENCE, Job, Output, RequiredJob, complete_jobs, with_client
+from trainyard.cli.arguments import LAST, REFERENCE, DryRun, Job, Output, RequiredJob, Yes, complete_jobs, with_client
 from trainyard.cli.output import Format
 
 if TYPE_CHECKING:
@@ -17,12 +17,19 @@ if TYPE_CHECKING:
     from trainyard.client import AsyncClient
 
 
+group = typer.Typer(help="List jobs, newest first; or remove some.", no_args_is_help=False)
+
+
 def register(app: typer.Typer) -> None:
-    for command in (jobs, status, events, explain, cancel, retry):
+    group.callback(invoke_without_command=True)(jobs)
+    group.command("rm")(rm)
+    app.add_typer(group, name="jobs")
+    for command in (status, events, explain, cancel, retry):
         app.command()(command)
 
 
 def jobs(
+    context: typer.Context,
     state: Annotated[list[str] | None, typer.Option(help="Only this state; can be given again.")] = None,
     queue: Annotated[str, typer.Option(help="Only this queue.")] = "",
     name: Annotated[str, typer.Option(help="Only names that contain this.")] = "",
@@ -31,7 +38,9 @@ def jobs(
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
     output: Output = Format.TABLE,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first; or remove some."""
+    if context.invoked_subcommand is not None:
+        return
     labels = _labels(label or [])
 
     async def work(client: AsyncClient) -> None:
@@ -50,6 +59,37 @@ def jobs(
             job_views.listing(found, wide=output is Format.WIDE)
 
     with_client(work, reads=True)
+
+
+def rm(
+    job: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="JOB...",
+            help="Id, unique prefix of one, name of one job only, name#7, @last or @-2.",
+            autocompletion=complete_jobs,
+        ),
+    ],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Remove jobs that have ended: attempt folders, logs, metrics and checkpoints. Outputs and code stay."""
+
+    async def work(client: AsyncClient) -> int:
+        from trainyard.cli.removing import remove
+
+        return await remove(
+            job,
+            client.job_removal,
+            client.remove_job,
+            command="yard jobs rm",
+            yes=yes,
+            dry_run=dry_run,
+            output=output,
+        )
+
+    with_client(work)
 
 
 def status(job: Job = LAST, output: Output = Format.TABLE) -> None:

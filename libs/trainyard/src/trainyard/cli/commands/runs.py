@@ -1,4 +1,4 @@
-"""Commands about runs: runs list, runs show, compare."""
+"""Commands about runs: runs list, runs show, runs rm, compare."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from trainyard.cli.arguments import Of, Output, complete_jobs, with_client
+from trainyard.cli.arguments import DryRun, Of, Output, Yes, complete_jobs, with_client
 from trainyard.cli.output import Format
 
 if TYPE_CHECKING:
     from trainyard.client import AsyncClient
 
-group = typer.Typer(help="Runs of jobs and of plain scripts: list, show.", no_args_is_help=True)
+group = typer.Typer(help="Runs of jobs and of plain scripts: list, show, remove.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    for name, command in (("list", list_), ("show", show)):
+    for name, command in (("list", list_), ("show", show), ("rm", rm)):
         group.command(name)(command)
     app.add_typer(group, name="runs")
     app.command()(compare)
@@ -78,6 +78,37 @@ def show(of: Of, output: Output = Format.TABLE) -> None:
             run_views.detail(run, wide=output is Format.WIDE)
 
     with_client(work, reads=True)
+
+
+def rm(
+    of: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="The id or the only name of a plain script's run; or a job, whose attempts' runs go together.",
+            autocompletion=complete_jobs,
+        ),
+    ],
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    output: Output = Format.TABLE,
+) -> None:
+    """Remove runs to which nothing writes: logs, metrics, parameters, tags and notes."""
+
+    async def work(client: AsyncClient) -> int:
+        from trainyard.cli.removing import remove
+
+        return await remove(
+            of,
+            client.run_removal,
+            client.remove_run,
+            command="yard runs rm",
+            yes=yes,
+            dry_run=dry_run,
+            output=output,
+        )
+
+    with_client(work)
 
 
 def compare(

@@ -171,9 +171,8 @@ def _ask(jobs: list[scheduler_pb2.Job]) -> None:
     Raises:
         Conflict: there is no terminal to ask on.
     """
-    import sys
-
-    from trainyard.cli import terminal, words
+    from trainyard.cli import words
+    from trainyard.cli.confirmation import confirm
     from trainyard.client.names import job_reference
 
     if not jobs:
@@ -181,13 +180,11 @@ def _ask(jobs: list[scheduler_pb2.Job]) -> None:
     names = ", ".join(map(job_reference, jobs[:5]))
     more = f" and {len(jobs) - 5} more" if len(jobs) > 5 else ""
     what = f"{words.plural(len(jobs), 'job')}: {names}{more}"
-    if not (sys.stdin.isatty() and terminal.is_terminal()):
-        raise errors.Conflict(
-            f"this would cancel {what}, and there is no terminal to prompt for confirmation",
-            reason="ConfirmationNeeded",
-            hint="'yard down --yes' cancels them; 'yard down --leave-jobs' leaves them to the next yard",
-        )
-    typer.confirm(terminal.plain(f"Cancel {what}?"), abort=True)
+    confirm(
+        f"Cancel {what}?",
+        f"cancel {what}",
+        "'yard down --yes' cancels them; 'yard down --leave-jobs' leaves them to the next yard",
+    )
 
 
 def _wait_for(process: int, running: home.YardFile, folder: Path) -> None:

@@ -12,13 +12,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from collections.abc import Set as AbstractSet
 from functools import partial
 
 from prometheus_client import CollectorRegistry
 from trainyard.cluster import Api, ApiError, load_configuration
 from trainyard_protos.v1 import common_pb2, launcher_pb2, scheduler_pb2
+from trainyard_protos.v1.admin_pb2 import GetUsageResponse
 
 from trainyard_launcher.backend import (
     Claim,
@@ -71,6 +73,10 @@ _REBUILT = (
 )
 _LEFT_ALONE = "neither its annotation trainyard.dev/facts nor its labels say what it is: restore them, or delete it"
 _KILL_S = 1  # from SIGTERM to SIGKILL for what has to end at once; 0 would not wait for the kubelet's word
+
+_NOT_MEASURED = (
+    "folders of attempts lie in their pods, and are removed with them; what jobs keep on volume claims is not measured"
+)
 
 
 class KubernetesBackend:
@@ -338,6 +344,19 @@ class KubernetesBackend:
         """Whether not all pods of an attempt have a machine."""
         attempt = self._keeper.attempts.get(attempt_id)
         return attempt is not None and not attempt.placed.is_set()
+
+    async def usage(self, job_ids: Collection[str] = ()) -> GetUsageResponse:
+        """Says what is known: folders of attempts lie in their pods, and what jobs keep on volumes is theirs."""
+        response = GetUsageResponse(unread=[_NOT_MEASURED])
+        claims: Counter[str] = Counter()
+        for pod in self._keeper.pods.objects.values() if not job_ids else ():
+            claims.update(pod.claims)
+        for claim, count in sorted(claims.items()):
+            response.unread.append(
+                f"volume claim {claim} of {self._settings.kubernetes_namespace}, pods that mount it: {count}; "
+                f"kubectl get pvc {claim} -n {self._settings.kubernetes_namespace} shows its capacity"
+            )
+        return response
 
     async def shell(self, attempt_id: str, node: int, request: ShellRequest) -> Shell:
         """A shell in the worker's container."""

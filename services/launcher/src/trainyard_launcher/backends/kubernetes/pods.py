@@ -73,6 +73,7 @@ class Pod:
     memory_limit: int  # of the workers' container, in bytes; 0: none
     gates: tuple[str, ...] = ()  # that keep the cluster's scheduler from it
     affinity: Object | None = None  # while there are any
+    claims: tuple[str, ...] = ()  # volume claims that it mounts
 
 
 def read(pod: Object) -> Pod | None:
@@ -102,6 +103,11 @@ def read(pod: Object) -> Pod | None:
         memory_limit=_memory_limit(spec),
         gates=tuple(gates),
         affinity=spec.get("affinity", {}) if gates else None,
+        claims=tuple(
+            str(volume["persistentVolumeClaim"]["claimName"])
+            for volume in spec.get("volumes", ())
+            if "persistentVolumeClaim" in volume
+        ),
     )
 
 

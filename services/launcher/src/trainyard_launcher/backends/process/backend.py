@@ -15,7 +15,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +28,7 @@ from trainyard.cgroup_memory import read as read_memory
 from trainyard.home import boot_id
 from trainyard.inherited import patterns
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
+from trainyard_protos.v1.admin_pb2 import GetUsageResponse
 
 from trainyard_launcher.backend import (
     Claim,
@@ -62,6 +63,7 @@ from trainyard_launcher.backends.process.folders import (
     attempts_in,
 )
 from trainyard_launcher.backends.process.shell import ProcessShell, surroundings_of
+from trainyard_launcher.backends.process.usage import usage
 from trainyard_launcher.background import Background
 from trainyard_launcher.settings import Settings
 
@@ -95,6 +97,7 @@ class ProcessBackend:
         self._threads = ThreadPoolExecutor(4, "process-backend")
         self._background = Background()
         self._delivery = Delivery(self._deliver_later, self._background)
+        self._measuring = asyncio.Lock()
         self._afterwards = asyncio.Lock()  # a folder is marked or removed, not both at once
 
     @property
@@ -479,6 +482,11 @@ class ProcessBackend:
     def _read_over(self) -> Sequence[Facts]:
         records = [folder.read() for folder in attempts_in(self._attempts) if folder.over]
         return [record.facts for record in records if record is not None]
+
+    async def usage(self, job_ids: Collection[str] = ()) -> GetUsageResponse:
+        """Measures the folders of attempts; one count at a time, since they share the disk."""
+        async with self._measuring:
+            return await asyncio.to_thread(usage, self._home, frozenset(job_ids))
 
     async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:
         """Removes folders; attempts that are not over keep theirs.
