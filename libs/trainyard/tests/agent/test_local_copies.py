@@ -148,6 +148,23 @@ async def test_the_copies_of_an_attempt_that_is_over_go_and_what_changed_stays(a
     assert sorted(path.name for path in (run.folder / "work/texts").iterdir()) == ["more", "words"]
 
 
+async def test_copies_that_are_part_of_an_output_stay_until_it_is_stored(attempt, yard):
+    code = f"{SAVE}\nfor step in range(4): save(step)\ngate('end')"
+    outputs = [{"path": "checkpoints", "artifact": "all"}]
+    run = with_gate(attempt(["python-code", code], checkpoints=CHECKPOINTS | {"keep_last": 1}, outputs=outputs), "end")
+    await run.start()
+
+    async def stored():
+        return await stored_steps(yard) == [3]
+
+    await until(stored)
+    await open_gate(run, "end")
+    assert await run.wait() == 0
+    async with yard.artifacts_stub() as stub:
+        request = artifacts_pb2.ListVersionsRequest(workspace="default", kind="output")
+        assert [version.files for version in (await stub.ListVersions(request)).versions] == [4]
+
+
 HALF_WAY = """
 import os, shutil, signal, sys
 from pathlib import Path

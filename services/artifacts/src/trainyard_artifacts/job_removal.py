@@ -15,10 +15,10 @@ from sqlmodel import Session, col, select
 from trainyard.artifacts import manifest
 
 from trainyard_artifacts import catalog, fences, index
-from trainyard_artifacts.domain.names import LATEST, parse_reference
+from trainyard_artifacts.domain.names import BEST, LATEST, parse_reference
 from trainyard_artifacts.tables import AliasRow, InputRow, UseRow, VersionRow
 
-_BY_THEMSELVES = (LATEST, "best")  # aliases that a job's checkpoints get without a user
+_BY_THEMSELVES = (LATEST, BEST)  # aliases that a job's checkpoints get without a user
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class CheckpointSync:
         self._finishing = False
         self.appeared = 0
         self.failures: list[str] = []
-        self.copies = LocalCopies(plan, folder, store, self._uploading, self._removed)
+        self.copies = LocalCopies(plan, folder, root, store, self._uploading, self._removed)
         self.candidates = Candidates(
             self._folder, wanted.pattern, wanted.settle_s, self._found, self._failed, changes, root=root
         )
@@ -165,6 +165,7 @@ class CheckpointSync:
                 await self._wake.wait()
         finally:
             removing.cancel()
+            await self.copies.finish()
 
     def _uploading(self) -> set[Path]:
         return {waiting.candidate.path for waiting in self._pending}

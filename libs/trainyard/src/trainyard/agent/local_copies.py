@@ -29,16 +29,23 @@ class _Copy:
 class LocalCopies:
     """Copies of the checkpoints of one node.
 
-    The copy of the newest step is never removed, nor one that changed after it was stored, is being uploaded, or is
-    open in another process. All of them are in the store, or were dropped there.
+    The copy of the newest step is never removed, nor one that changed after it was stored, is being uploaded, is part
+    of an output, or is open in another process. All of them are in the store, or were dropped there.
     """
 
     def __init__(
-        self, plan: Plan, folder: Path, store: Store, uploading: Callable[[], set[Path]], removed: Callable[[str], None]
+        self,
+        plan: Plan,
+        folder: Path,
+        root: Path,
+        store: Store,
+        uploading: Callable[[], set[Path]],
+        removed: Callable[[str], None],
     ) -> None:
         """
         Args:
             folder: the node's.
+            root: the job's.
             uploading: the entries that wait for their upload, the one that is being uploaded included.
             removed: takes the name of an entry that was removed.
         """
@@ -47,7 +54,9 @@ class LocalCopies:
         self._store = store
         self._uploading = uploading
         self._removed = removed
+        self._outputs = [(root / output.path).resolve() for output in plan.outputs]
         self._copies: dict[Path, _Copy] = {}
+        self._removing: asyncio.Future[bool] | None = None
         self._seen_ns = 1  # when the newest of the deleted versions that were seen was deleted
 
     def add(self, path: Path, signature: Signature, step: int, version_id: str = "") -> None:
@@ -83,18 +92,28 @@ class LocalCopies:
             await self._remove(copy)
 
     async def _remove(self, copy: _Copy) -> None:
-        if copy.path in self._uploading():
+        if copy.path in self._uploading() or self._is_output(copy.path.resolve()):
             return
         if not copy.version_id:
             self._record(copy)
         try:
-            done = await asyncio.to_thread(copies.remove_checkpoint, self._folder, copy.path, copy.signature)
+            work = asyncio.to_thread(copies.remove_checkpoint, self._folder, copy.path, copy.signature)
+            self._removing = asyncio.ensure_future(work)
+            done = await asyncio.shield(self._removing)
         except OSError as error:
             print(f"{copy.path.name} is not removed: {error}", flush=True)  # noqa: T201 (the agent's log)
             return
         if done and self._copies.get(copy.path) is copy:
             del self._copies[copy.path]
             self._removed(copy.path.name)
+
+    async def finish(self) -> None:
+        """Returns once nothing is being removed any more: outputs are stored next."""
+        if self._removing is not None:
+            await asyncio.wait([self._removing])
+
+    def _is_output(self, path: Path) -> bool:
+        return any(path.is_relative_to(output) or output.is_relative_to(path) for output in self._outputs)
 
     def _is_of(self, copy: _Copy, version: artifacts_pb2.Version) -> bool:
         if copy.version_id:
