@@ -7,9 +7,10 @@ import secrets
 from collections.abc import Iterator
 
 import pytest
+from trainyard import errors
 from trainyard.client import Client, JobHandle
 
-from tests.cluster.yards import ClusterYard
+from tests.cluster.yards import ClusterYard, is_kept
 from tests.conftest import wait_until
 from tests.jobs import document, output, python, reasons
 
@@ -66,6 +67,42 @@ def test_a_failing_worker_is_named_with_its_exit_code_and_last_lines(client: Cli
     assert (exit.first_failing_rank, exit.node, exit.local_rank, exit.meaning) == (0, 0, 0, "exit code 3")
     assert 0 < exit.memory.peak_bytes <= exit.memory.limit_bytes
     assert (exit.memory.sampled, exit.memory.enforced, exit.memory.oom_kills) == (False, True, 0)
+
+
+def kept(yard: ClusterYard, job: JobHandle, attempts: int) -> list[dict]:
+    """The Jobs of failed attempts, once all of them are kept."""
+    wait_until(lambda: sum(map(is_kept, yard.get("jobs", **{"job-id": job.id}))) == attempts, "failed attempts", WAIT_S)
+    return yard.get("jobs", **{"job-id": job.id})
+
+
+def test_kubectl_logs_shows_what_failed_attempts_printed_and_a_retry_does_not_wait_for_them(
+    yard_on_cluster: ClusterYard, client: Client
+) -> None:
+    code = "import os; print('printed by', os.environ['TRAINYARD_ATTEMPT']); raise SystemExit(3)"
+    job = client.submit(document(python(code), retries={"limit": 1, "backoff": "1ms"}))
+    assert "WorkerFailed" in ended(job)
+    found = kept(yard_on_cluster, job, attempts=2)
+    assert [each["spec"]["ttlSecondsAfterFinished"] for each in found] == [600, 600]
+    printed = [yard_on_cluster.kubectl("logs", f"job/{each['metadata']['name']}") for each in found]
+    lines = [line for text in printed for line in text.splitlines() if line.startswith("printed")]
+    assert sorted(lines) == ["printed by 1", "printed by 2"]
+
+
+def test_what_is_kept_of_a_failed_attempt_goes_when_its_job_is_removed(
+    yard_on_cluster: ClusterYard, client: Client
+) -> None:
+    job = client.submit(document(["false"], ttl="1ms"))
+
+    def removed() -> bool:
+        try:
+            client.job(job.id)
+        except errors.NotFound:
+            return True
+        return False
+
+    wait_until(removed, "the job to be removed", WAIT_S)
+    selector = f"--selector=trainyard.dev/job-id={job.id}"
+    wait_until(lambda: not yard_on_cluster.kubectl("get", "jobs,pods", selector, "--output=name"), "its end", WAIT_S)
 
 
 def test_nodes_find_each_other_and_kubectl_logs_shows_what_they_print(

@@ -152,7 +152,7 @@ def test_the_launcher_may_do_what_the_guide_says_and_no_more() -> None:
 
     assert {role["metadata"].get("namespace", "") for role in ours} == {"platform-jobs", "kube-node-lease", ""}
     assert allowed("platform-jobs") == {
-        "jobs": {"create", "get", "list", "watch", "delete"},
+        "jobs": {"create", "get", "list", "watch", "patch", "delete"},
         "pods": {"get", "list", "watch", "patch", "delete"},
         "pods/log": {"get"},
         "pods/exec": {"create", "get"},
@@ -175,6 +175,12 @@ def environ(objects: list[dict[str, Any]], service: str) -> dict[str, str]:
 def test_how_the_agent_gets_into_pods_may_be_said(jobs: dict[str, Any], wanted: str) -> None:
     found = environ(rendered({"jobs": jobs}), "launcher")
     assert found["TRAINYARD_LAUNCHER_KUBERNETES_AGENT_VOLUME"] == wanted
+
+
+@pytest.mark.parametrize(("jobs", "wanted"), [({}, "600"), ({"keepFailedSeconds": 2_000_000}, "2000000")])
+def test_how_long_failed_attempts_are_kept_for_kubectl_may_be_said(jobs: dict[str, Any], wanted: str) -> None:
+    found = environ(rendered({"jobs": jobs}), "launcher")
+    assert found["TRAINYARD_LAUNCHER_KUBERNETES_KEEP_FAILED_S"] == wanted
 
 
 def test_jobs_may_ask_for_no_priority_class_and_tolerate_no_taint_unless_the_values_allow_it() -> None:

@@ -171,14 +171,16 @@ class ClusterYard(Server):
         return ""
 
     def assert_nothing_left(self, job_id: str = "") -> None:
-        """Of a job, or of all jobs, the cluster keeps no object."""
+        """Of a job, or of all jobs, the cluster keeps no object but those of failed attempts that it removes itself."""
         selector = ",".join(
             ["app.kubernetes.io/managed-by=trainyard", *([f"trainyard.dev/job-id={job_id}"] if job_id else [])]
         )
         kinds = "jobs,pods,services,secrets,configmaps"
 
         def left() -> list[str]:
-            return self.kubectl("get", kinds, f"--selector={selector}", "--output=name").split()
+            found = self.cluster.get(kinds, f"--namespace={self.namespace}", f"--selector={selector}")["items"]
+            kept = {_attempt(each) for each in found if is_kept(each)}
+            return [f"{each['kind']}/{each['metadata']['name']}" for each in found if _attempt(each) not in kept]
 
         wait_until(lambda: not left(), f"the end of {left()}", PATIENCE_S)
 
@@ -196,6 +198,15 @@ class ClusterYard(Server):
         labels = [f"--selector={','.join(f'trainyard.dev/{k}={v}' for k, v in selectors.items())}"] if selectors else []
         found: list[dict[str, Any]] = self.cluster.get(kind, f"--namespace={self.namespace}", *labels)["items"]
         return found
+
+
+def is_kept(found: Mapping[str, Any]) -> bool:
+    """Whether an object is the Job of a failed attempt that the cluster removes after a time."""
+    return "trainyard.dev/kept" in found["metadata"].get("annotations", {})
+
+
+def _attempt(found: Mapping[str, Any]) -> str:
+    return str(found["metadata"]["labels"]["trainyard.dev/attempt-id"])
 
 
 @contextmanager

@@ -80,6 +80,8 @@
   value: {{ join "," .Values.jobs.allowed.tolerations | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_NETWORK_POLICIES
   value: {{ .Values.networkPolicies.enabled | quote }}
+- name: TRAINYARD_LAUNCHER_KUBERNETES_KEEP_FAILED_S
+  value: {{ int64 .Values.jobs.keepFailedSeconds | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_HOST_PATHS
   value: {{ .Values.jobs.hostPaths | quote }}
 - name: TRAINYARD_LAUNCHER_KUBERNETES_AGENT_VOLUME

@@ -67,6 +67,9 @@ class ClusterSettings(ServiceSettings):
     """Requests that may be made at once."""
     kubernetes_request_timeout_s: float = Field(default=30, gt=0)
     """Deadline of one request; watches have none."""
+    kubernetes_keep_failed_s: int = Field(default=600, ge=0)
+    """How long Jobs and pods of failed attempts are kept after their end, so that `kubectl logs` and `kubectl describe`
+    show them; 0: they are removed at once, as those of other attempts are."""
     kubernetes_image_patience_s: float = Field(default=120, ge=0)
     """How long an image that cannot be pulled is tried again before the attempt ends."""
     kubernetes_lost_silence_s: float = Field(default=15, gt=0)

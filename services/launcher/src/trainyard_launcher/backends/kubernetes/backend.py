@@ -150,8 +150,9 @@ class KubernetesBackend:
         """Takes over the Jobs of this launcher; waits for an API server that is away."""
         await asyncio.gather(self._keeper.open(observer), self._foreign.open())
         self._services.watch()
-        found = [self._take_over(job, job.facts) for job in self._keeper.jobs.objects.values() if job.facts is not None]
-        for job in self._keeper.jobs.objects.values():
+        unfinished = [job for job in self._keeper.jobs.objects.values() if not job.kept]
+        found = [self._take_over(job, job.facts) for job in unfinished if job.facts is not None]
+        for job in unfinished:
             if job.facts is None:
                 logger.error("job left alone", extra={"object": job.name, "reason": _UNREADABLE, "why": _LEFT_ALONE})
         for pod in self._keeper.orphans():
@@ -350,7 +351,8 @@ class KubernetesBackend:
         response = GetUsageResponse(unread=[_NOT_MEASURED])
         claims: Counter[str] = Counter()
         for pod in self._keeper.pods.objects.values() if not job_ids else ():
-            claims.update(pod.claims)
+            if not pod.over:  # one that is kept for people mounts nothing
+                claims.update(pod.claims)
         for claim, count in sorted(claims.items()):
             response.unread.append(
                 f"volume claim {claim} of {self._settings.kubernetes_namespace}, pods that mount it: {count}; "
@@ -376,10 +378,33 @@ class KubernetesBackend:
         return ()
 
     async def settle(self, attempt_id: str) -> None:
-        """Removes Job, pods and Service."""
+        """Removes Job, pods and Service. Those of a failed attempt are left to Kubernetes, which removes them later."""
         attempt = self._keeper.drop(attempt_id)
-        if attempt is not None:
+        if attempt is None:
+            return
+        left = [pod for pod in self._keeper.pods_of(attempt_id) if pod.failed and not pod.deleting]
+        if left and self._settings.kubernetes_keep_failed_s:
+            self._background.run(self._keep_job(attempt.name), f"keep {attempt.name}")
+        else:
             self._background.run(self._delete_job(attempt.name), f"remove {attempt.name}")
+
+    async def _keep_job(self, name: str) -> None:
+        """Until the API server has heard; pods and Service stay as long as the Job. Finished pods hold no resources."""
+        kept = {
+            "metadata": {"annotations": {names.KEPT: "failed"}},
+            "spec": {"ttlSecondsAfterFinished": self._settings.kubernetes_keep_failed_s},
+        }
+        for pause_s in backoff():
+            try:
+                await self._api.patch(f"{self._batch}/jobs/{name}", kept)
+                return
+            except ApiError as error:
+                if error.status == 404:
+                    return
+                if not error.away:
+                    logger.warning("job not kept", extra={"object": name, "why": str(error)})
+                    return await self._delete_job(name)
+            await asyncio.sleep(pause_s)
 
     async def _delete_job(self, name: str) -> None:
         """Until the API server has heard; pods and Service go with it."""
@@ -394,12 +419,22 @@ class KubernetesBackend:
         raise AssertionError("backoff never ends")
 
     async def held(self) -> Sequence[Facts]:
-        """None: nothing is kept of attempts that are over."""
+        """None: what is kept of attempts that are over, Kubernetes removes."""
         return ()
 
     async def forget(self, attempt_ids: Sequence[str]) -> AbstractSet[str]:
-        """Nothing is kept of attempts that are over."""
-        return frozenset(attempt_ids)
+        """Removes what is kept of failed ones for people."""
+        wanted, left = frozenset(attempt_ids), set()
+        known = self._keeper.jobs.objects.values()
+        kept = {job.facts.attempt_id: job.name for job in known if job.facts is not None}
+        for attempt_id in (wanted & kept.keys()) - self._keeper.attempts.keys():
+            try:
+                await self._api.delete(f"{self._batch}/jobs/{kept[attempt_id]}", propagationPolicy="Background")
+            except ApiError as error:
+                if error.status != 404:
+                    logger.info("kept job not removed", extra={"object": kept[attempt_id], "why": str(error)})
+                    left.add(attempt_id)
+        return wanted - left
 
     async def close(self) -> None:
         """Stops watching."""

@@ -24,6 +24,7 @@ class JobState:
     rebuilt: bool  # facts are what the labels say, for the annotation cannot be read
     finished: bool
     deleting: bool
+    kept: bool  # for people: nothing is left to be done for it
 
     @property
     def ending(self) -> bool:
@@ -59,6 +60,7 @@ def read(job: Mapping[str, Any]) -> JobState:
         rebuilt=facts is None,
         finished=any(each["type"] in done and each["status"] == "True" for each in conditions),
         deleting="deletionTimestamp" in metadata,
+        kept=names.KEPT in metadata.get("annotations", {}),
     )
 
 

@@ -65,6 +65,7 @@ class Pod:
     owner: str  # uid of its Job
     machine: str
     over: bool  # nothing of it runs, and nothing will
+    failed: bool  # it is over, and was not told to end before it failed
     deleting: bool
     trouble: Trouble | None
     record: common_pb2.Exit | None
@@ -87,6 +88,7 @@ def read(pod: Object) -> Pod | None:
         return None
     owners = [str(each["uid"]) for each in metadata.get("ownerReferences", ()) if each.get("controller")]
     end, agent_image = _terminated(status, WORKER), _mounted_agent(pod)
+    record = exit_record(str(end.get("message", "")))
     return Pod(
         name=str(metadata["name"]),
         uid=str(metadata["uid"]),
@@ -95,9 +97,10 @@ def read(pod: Object) -> Pod | None:
         owner=owners[0] if owners else "",
         machine=str(spec.get("nodeName", "")),
         over=status.get("phase") in ("Succeeded", "Failed"),
+        failed=status.get("phase") == "Failed" and (record is None or record.reason != "Stopped"),
         deleting="deletionTimestamp" in metadata,
         trouble=_trouble(status, agent_image) if status.get("phase") == "Pending" else None,
-        record=exit_record(str(end.get("message", ""))),
+        record=record,
         cause=_cause(metadata, status, end, agent_image),
         out_of_memory=end.get("reason") == "OOMKilled",
         memory_limit=_memory_limit(spec),
