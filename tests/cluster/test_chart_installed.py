@@ -73,11 +73,22 @@ def pods(release: Release, component: str, namespace: str = "") -> dict[str, tup
     }
 
 
-def by_kubectl(release: Release, name: str) -> str:
-    """How a job ends that somebody applies."""
-    resource = small_job("import os; print(os.environ['KEY'])", name=name, secrets=OF_A_SECRET)
+def apply(release: Release, name: str, code: str, **spec: object) -> None:
+    """Somebody applies a job."""
+    resource = small_job(code, name=name, **spec)
     resource["metadata"] = {"name": name, "namespace": release.namespace}
     release.cluster.apply(resource)
+
+
+def await_running(release: Release, name: str) -> None:
+    """Returns when a job runs that somebody applies."""
+    apply(release, name, WAITING)
+    release.kubectl("wait", "--for=condition=Running", f"trainingjob/{name}", f"--timeout={int(PATIENCE_S)}s")
+
+
+def by_kubectl(release: Release, name: str) -> str:
+    """How a job ends that somebody applies."""
+    apply(release, name, "import os; print(os.environ['KEY'])", secrets=OF_A_SECRET)
     release.kubectl("wait", "--for=condition=Finished", f"trainingjob/{name}", f"--timeout={int(PATIENCE_S)}s")
     return str(release.objects("trainingjobs")[0]["status"]["phase"])
 
@@ -137,18 +148,24 @@ def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(relea
         assert job.wait(PATIENCE_S, check=False).reason == "Completed"
         assert output(job) == ["begun", "done"]
 
+    await_running(release, "abandoned")
     printed = release.uninstall()
     claims = {f"PersistentVolumeClaim/home-yard-trainyard-{name}-0" for name in ("scheduler", "metrics", "artifacts")}
     for claim in claims:
         assert claim.rpartition("/")[2] in printed
     wait_until(lambda: not release.objects("pods"), "the pods to be gone")
     left = release.named(KINDS)
-    assert left == claims | {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", "TrainingJob/by-kubectl"}
+    assert left == claims | {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", *RESOURCES}
     assert release.cluster_objects() == []
     assert f"kubectl delete namespace {jobs_of(release)}" in printed
     kept = release.cluster.kubectl("get", KINDS, f"--namespace={jobs_of(release)}", "--output=name").split()
     assert set(kept) == {"configmap/kube-root-ca.crt", "serviceaccount/default"}
-    release.kubectl("delete", "trainingjob", "by-kubectl", f"--timeout={int(PATIENCE_S)}s")
+    phases = {each["metadata"]["name"]: each["status"]["phase"] for each in release.objects("trainingjobs")}
+    assert phases == {"by-kubectl": "Succeeded", "abandoned": "Unmanaged"}
+    release.kubectl("delete", "trainingjobs", *phases, f"--timeout={int(PATIENCE_S)}s")
+
+
+RESOURCES = {"TrainingJob/by-kubectl", "TrainingJob/abandoned"}
 
 
 SMALL: dict[str, Any] = {"gateway": {"replicas": 1}}

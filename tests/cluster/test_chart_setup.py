@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ import yaml
 from servicekit.ownership import ENDPOINT_VARIABLE, LAUNCHER, identity_label
 
 from scripts.testbed.cluster.cluster import Cluster
-from scripts.testbed.patience import PATIENCE_S
+from tests.cluster.hooks import run_hook
 
 pytestmark = pytest.mark.usefixtures("cluster")
 
@@ -44,17 +41,6 @@ def definition(cluster: Cluster, cluster_namespace: str) -> Iterator[dict[str, A
 def _as_helm(cluster: Cluster, definition: dict[str, Any]) -> None:
     """Installs a definition as helm does, which gives up when a field is somebody else's."""
     cluster.kubectl("apply", "--server-side", "--field-manager=helm", "--filename=-", input=yaml.safe_dump(definition))
-
-
-def run_hook(cluster: Cluster, hook: str = "install", **settings: str) -> subprocess.CompletedProcess[str]:
-    environ = {f"TRAINYARD_SETUP_{name}": value for name, value in settings.items()}
-    return subprocess.run(
-        [sys.executable, "-m", "trainyard_setup", hook],
-        env=os.environ | environ | {"KUBECONFIG": str(cluster.kubeconfig)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
 
 
 def test_an_upgrade_brings_definitions_up_to_date_and_a_later_installation_finds_them_so(

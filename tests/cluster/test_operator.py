@@ -19,6 +19,7 @@ from scripts.testbed.cluster import locks
 from scripts.testbed.cluster.cluster import Cluster
 from scripts.testbed.cluster.processes import Failed
 from scripts.testbed.patience import PATIENCE_S
+from tests.cluster.hooks import run_hook
 from tests.cluster.resources import KIND, OperatorProcess, Resources, in_a_namespace
 from tests.conftest import REPOSITORY, YardHome, wait_until
 from tests.jobs import document, python
@@ -239,6 +240,32 @@ def test_a_yard_that_is_away_is_waited_for(
     resources.apply(document(["true"], "patient"))
     shared_yard.up()
     resources.wait("patient", "Succeeded")
+
+
+def test_a_resource_says_that_its_operator_was_uninstalled_until_there_is_one_again(
+    operator: OperatorProcess, resources: Resources, cluster: Cluster
+) -> None:
+    resources.apply(document(["true"], "over"))
+    resources.apply(document(FOR_EVER, "abandoned", gracePeriod="1s"))
+    resources.wait("over", "Succeeded")
+    resources.wait("abandoned", "Running")
+    operator.stop()
+    namespace = resources.namespace
+    place = {"RELEASE": "yard", "NAMESPACE": namespace, "JOBS_NAMESPACE": namespace, "LAUNCHER": "trainyard"}
+    done = run_hook(cluster, "remove", OPERATOR="true", OPERATOR_NAMESPACES=namespace, **place)
+    assert done.returncode == 0, done.stderr
+    status = resources.status("abandoned")
+    assert (status["phase"], status["reason"]) == ("Unmanaged", "OperatorUninstalled")
+    assert "'trainyard' was uninstalled" in status["message"]
+    conditions = {each["type"]: each["status"] for each in status["conditions"]}
+    assert conditions == {
+        "Accepted": "True", "Running": "False", "Finished": "True", "Succeeded": "False", "Failed": "False",
+    }  # fmt: skip
+    assert resources.status("over")["phase"] == "Succeeded"
+    operator.start()
+    status = resources.until("abandoned", lambda said: said.get("phase") == "Running", "to be mirrored again")
+    assert "reason" not in status
+    resources.delete("abandoned")
 
 
 COUNTS = """

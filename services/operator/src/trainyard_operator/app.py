@@ -79,8 +79,8 @@ class Operator:
 
     async def stop(self) -> None:
         """Ends; jobs go on, and what happens meanwhile is read at the next start."""
+        await self._controller.queue.stop()  # first: after an uninstall nothing may be written any more
         await self._watching.stop()
-        await self._controller.queue.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

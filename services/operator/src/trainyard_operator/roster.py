@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from trainyard.spec.resource import UNMANAGED
 from trainyard_protos.v1 import scheduler_pb2 as pb
 
 from trainyard_operator import status
@@ -102,6 +103,8 @@ class Roster:
         if tracked is None:
             tracked = self._by_uid[resource.uid] = Tracked(resource, dict(resource.status))
             tracked.wanted.pop("conditions", None)
+            if tracked.phase == UNMANAGED:  # by the removal of an earlier installation; it says nothing of the job
+                tracked.wanted |= {"phase": None, "reason": None, "message": None}
             if tracked.job_id:
                 self._by_job[tracked.job_id] = tracked
             return tracked

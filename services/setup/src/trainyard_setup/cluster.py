@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+import datetime
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 from servicekit.ownership import owned_by
+
+from trainyard_setup.final_status import of_uninstalled
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
 INSTANCE = "app.kubernetes.io/instance"
@@ -149,7 +152,8 @@ class Cluster:
                         raise
 
     def release_resources(self, operator: str, namespaces: Sequence[str]) -> None:
-        """Takes the operator's finalizer off TrainingJob resources: without it nobody would let them be deleted.
+        """Says in TrainingJob resources that their operator is gone, and takes its finalizer off them: nobody would let
+        them be deleted.
 
         Those of other operators stay as they are. What never became a job is free for them; what did stays this
         operator's, for its next installation to go on with.
@@ -168,13 +172,14 @@ class Cluster:
             if error.status == _NOT_FOUND:  # the definition is gone, and they with it
                 return
             raise
-        found = [item for answer in answers for item in answer["items"]]
-        for item in found:
+        now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        options["_content_type"] = "application/merge-patch+json"
+        for item in [item for answer in answers for item in answer["items"]]:
+            where = (*_RESOURCE, item["metadata"]["namespace"], _PLURAL, item["metadata"]["name"])
+            if taken_by(item) == operator and (said := of_uninstalled(item, operator, now)):
+                _unless_gone(api.patch_namespaced_custom_object_status, *where, said, **options)
             if patch := released(item, operator):
-                where = (*_RESOURCE, item["metadata"]["namespace"], _PLURAL, item["metadata"]["name"])
-                api.patch_namespaced_custom_object(
-                    *where, patch, _content_type="application/merge-patch+json", **options
-                )
+                _unless_gone(api.patch_namespaced_custom_object, *where, patch, **options)
 
     def claims(self, namespace: str) -> list[str]:
         """Names of the installation's volumes' claims."""
@@ -193,17 +198,32 @@ def _metadata(found: Any) -> dict[str, Any]:
     return {key: value for key, value in found.metadata.to_dict().items() if value is not None}
 
 
+def taken_by(resource: Mapping[str, Any]) -> str:
+    """Identity of the operator that took a resource; "" for none."""
+    metadata = resource["metadata"]
+    owner, _, uid = (metadata.get("annotations") or {}).get(_OPERATOR, "").rpartition("/")
+    return owner if uid == metadata["uid"] else ""
+
+
 def released(resource: Mapping[str, Any], operator: str) -> dict[str, Any]:
     """The patch with which an operator lets go of a resource; empty when there is nothing, or it is another's."""
     metadata = resource["metadata"]
     finalizers = metadata.get("finalizers", [])
-    owner, _, uid = metadata.get("annotations", {}).get(_OPERATOR, "").rpartition("/")
-    if _FINALIZER not in finalizers or (uid == metadata["uid"] and owner != operator):
+    if _FINALIZER not in finalizers or taken_by(resource) not in ("", operator):
         return {}
     released: dict[str, Any] = {"finalizers": [each for each in finalizers if each != _FINALIZER]}
     if not resource.get("status", {}).get("jobId"):
         released["annotations"] = {_OPERATOR: None}
     return {"metadata": released}
+
+
+def _unless_gone(patch: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    """Patches an object that may be deleted meanwhile."""
+    try:
+        patch(*arguments, **options)
+    except ApiException as error:
+        if error.status != _NOT_FOUND:
+            raise
 
 
 def _is_finished(job: Mapping[str, Any]) -> bool:

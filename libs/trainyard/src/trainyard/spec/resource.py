@@ -21,7 +21,12 @@ PHASES: Final = (
     "Failed",
     "Cancelled",
     "Refused",
+    "Unmanaged",
 )
+OVER: Final = ("Succeeded", "Failed", "Cancelled", "Refused")
+"""Phases after which the operator writes nothing any more, unless a user acts."""
+UNMANAGED: Final = "Unmanaged"
+"""Phase of a resource whose operator was uninstalled before its job was over; written by the removal."""
 _COLUMNS: Final = (
     ("Phase", "string", ".status.phase", 0),
     ("Reason", "string", ".status.reason", 0),
@@ -114,7 +119,7 @@ def _number(description: str, kind: str = "integer") -> Schema:
 def _status() -> Schema:
     return {
         "type": "object",
-        "description": "What the yard says of the job. Written by the operator alone.",
+        "description": "What the yard says of the job. Written by the operator, and by the removal of the yard.",
         "properties": {
             "phase": _text("Where the job is.", enum=list(PHASES)),
             "reason": _text("Why, as one word."),
