@@ -138,6 +138,37 @@ async def test_a_job_from_before_the_label_is_taken_over_by_the_yard_that_its_po
     assert server.asked_to("DELETE") == {f"{JOBS}/{ours['metadata']['name']}"}
 
 
+# Failed attempts that are kept for people
+
+
+def failed_pod(of: Object) -> Object:
+    return pod(of) | {"status": {"phase": "Failed"}}
+
+
+async def test_a_kept_job_is_not_taken_over_and_goes_when_the_yard_forgets_its_attempt(
+    server: ApiServer, backend: KubernetesBackend
+) -> None:
+    kept = job(OURS, annotations={names.FACTS: names.facts_to(OURS), names.KEPT: "failed"})
+    path = f"{JOBS}/{kept['metadata']['name']}"
+    assert await opened(server, backend, [kept, job(THEIRS)], [failed_pod(kept), pod(job(THEIRS))]) != []
+    assert backend._keeper.attempts.keys() == {THEIRS.attempt_id}
+    assert server.asked_to("DELETE") == set()
+    server.say("DELETE", path, (503, {"message": "away"}), (200, {}))
+    assert await backend.forget([OURS.attempt_id]) == frozenset()
+    assert await backend.forget([OURS.attempt_id]) == {OURS.attempt_id}
+
+
+async def test_a_failed_job_is_removed_as_before_when_the_role_does_not_let_it_be_kept(
+    server: ApiServer, backend: KubernetesBackend
+) -> None:
+    path = f"{JOBS}/{job(OURS)['metadata']['name']}"
+    server.say("PATCH", path, (403, {"reason": "Forbidden", "message": "not by this role"}))
+    await opened(server, backend, [job(OURS)], [failed_pod(job(OURS))])
+    await backend.settle(OURS.attempt_id)
+    await until(lambda: server.asked_to("DELETE"))
+    assert (server.asked_to("PATCH"), server.asked_to("DELETE")) == ({path}, {path})
+
+
 async def test_a_launcher_that_may_not_see_pods_of_others_begins_also_when_the_api_server_was_away_first(
     server: ApiServer, backend: KubernetesBackend
 ) -> None:

@@ -21,7 +21,7 @@ _POOL = "trainyard.dev/pool"
 _RESOURCE, _PLURAL = ("trainyard.dev", "v1alpha1"), "trainingjobs"
 _FINALIZER, _OPERATOR = "trainyard.dev/job", "trainyard.dev/operator"
 _CALL_TIMEOUT_S = 30
-_NOT_FOUND, _CONFLICT = 404, 409
+_NOT_FOUND, _CONFLICT, _INVALID = 404, 409, 422
 
 
 class Cluster:
@@ -177,9 +177,10 @@ class Cluster:
         for item in [item for answer in answers for item in answer["items"]]:
             where = (*_RESOURCE, item["metadata"]["namespace"], _PLURAL, item["metadata"]["name"])
             if taken_by(item) == operator and (said := of_uninstalled(item, operator, now)):
-                _unless_gone(api.patch_namespaced_custom_object_status, *where, said, **options)
+                # The definition may be that of an older yard in the cluster, which does not know the phase.
+                _patch(api.patch_namespaced_custom_object_status, where, said, options, _NOT_FOUND, _INVALID)
             if patch := released(item, operator):
-                _unless_gone(api.patch_namespaced_custom_object, *where, patch, **options)
+                _patch(api.patch_namespaced_custom_object, where, patch, options, _NOT_FOUND)
 
     def claims(self, namespace: str) -> list[str]:
         """Names of the installation's volumes' claims."""
@@ -217,12 +218,12 @@ def released(resource: Mapping[str, Any], operator: str) -> dict[str, Any]:
     return {"metadata": released}
 
 
-def _unless_gone(patch: Callable[..., Any], *arguments: Any, **options: Any) -> None:
-    """Patches an object that may be deleted meanwhile."""
+def _patch(call: Callable[..., Any], where: tuple[str, ...], patch: object, options: Any, *accepted: int) -> None:
+    """Patches an object; answers with one of these statuses are passed over."""
     try:
-        patch(*arguments, **options)
+        call(*where, patch, **options)
     except ApiException as error:
-        if error.status != _NOT_FOUND:
+        if error.status not in accepted:
             raise
 
 
