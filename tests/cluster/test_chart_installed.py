@@ -158,11 +158,16 @@ def test_a_run_goes_on_through_an_upgrade_and_only_data_is_left_in_the_end(relea
     assert left == claims | {"ConfigMap/kube-root-ca.crt", "ServiceAccount/default", *RESOURCES}
     assert release.cluster_objects() == []
     assert f"kubectl delete namespace {jobs_of(release)}" in printed
-    kept = release.cluster.kubectl("get", KINDS, f"--namespace={jobs_of(release)}", "--output=name").split()
-    assert set(kept) == {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+    kept = {"configmap/kube-root-ca.crt", "serviceaccount/default"}
+    wait_until(lambda: left_beside(release) == kept, "the pods of jobs to end")
     phases = {each["metadata"]["name"]: each["status"]["phase"] for each in release.objects("trainingjobs")}
     assert phases == {"by-kubectl": "Succeeded", "abandoned": "Unmanaged"}
     release.kubectl("delete", "trainingjobs", *phases, f"--timeout={int(PATIENCE_S)}s")
+
+
+def left_beside(release: Release) -> set[str]:
+    """What is in the namespace of jobs."""
+    return set(release.cluster.kubectl("get", KINDS, f"--namespace={jobs_of(release)}", "--output=name").split())
 
 
 RESOURCES = {"TrainingJob/by-kubectl", "TrainingJob/abandoned"}
