@@ -187,6 +187,24 @@ def test_runs_are_removed_with_all_that_is_stored_of_them(shared_yard):
         assert [(event.kind, event.object_name) for event in events][-2:] == [("Run", "first"), ("Job", "kept")]
 
 
+def test_a_name_of_a_job_and_of_the_run_of_a_plain_script_selects_neither(shared_yard):
+    """The start of a job's id selects the job too: a run may be called that."""
+    home = shared_yard
+    with home.client() as client:
+        job = client.submit(document(["true"], "both"))
+        job.wait(WAIT_S)
+        start = job.id[:-1]
+        for name in ("both", start):
+            subprocess.run([sys.executable, "-c", PLAIN.format(name=name)], env=home.environ, check=True)
+        plain = f'name in ("both", "{start}")'
+        wait_until(lambda: len(list(client.runs(plain))) == 3, "the runs to be delivered")
+        for name in ("both", start):
+            refused = home.run("runs", "rm", name, "-y")
+            assert (refused.returncode, "both#1" in refused.stderr) == (6, True)
+        assert home.run("runs", "rm", "both#1", "-y").returncode == 0
+        assert sorted(run.name for run in client.runs(plain)) == sorted(["both", start])
+
+
 def test_usage_counts_the_folders_of_attempts_by_job_also_without_a_yard(shared_yard):
     """As `du` does: files with two names once, and nothing that a link leads to."""
     home = shared_yard

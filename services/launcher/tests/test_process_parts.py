@@ -255,7 +255,8 @@ async def test_copies_of_what_the_store_has_go_when_the_attempt_is_over(tmp_path
         (node / "work").mkdir(parents=True)
         for name in ("step-1.pt", "notes.txt"):
             (node / "work" / name).write_text(name)
-        copies.record_checkpoint(node, node / "work/step-1.pt", copies.signature(node / "work/step-1.pt"))
+        entry = node / "work/step-1.pt"
+        copies.record_checkpoint(node, entry, copies.signature(entry), copies.complete_ns(entry))
     if killed:
         folder.mark_over()
     backend = ProcessBackend(tmp_path)

@@ -1,18 +1,19 @@
 """Copies in a node's folder of what the artifact store has, and their removal.
 
 An agent records each copy once the store has acknowledged it: a stored or restored checkpoint by the names, sizes and
-times of its files, an input by the time at which it was complete. A copy that was changed since is not one, and stays.
+times of its files, and like an input by the time since which it is complete. A copy that was changed since is not one,
+and stays, and so does one in which something is mounted.
 When the attempt is over, its launcher removes the copies that are left; the record goes last, so that a removal that
 was cut short is found and repeated. Imports the standard library alone.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 import uuid
 from pathlib import Path
@@ -43,24 +44,30 @@ def signature(entry: Path) -> Signature:
     return tuple(found)
 
 
-def changed_since(path: Path, time_ns: int) -> bool:
-    """Returns whether anything at or below `path` changed after a time. The kernel sets `st_ctime`; programs cannot."""
-    if path.lstat().st_ctime_ns > time_ns:
-        return True
-    return any(
-        os.lstat(os.path.join(folder, name)).st_ctime_ns > time_ns  # noqa: PTH118 (no Path for each of many files)
+def complete_ns(path: Path) -> int:
+    """Returns when anything at or below `path` last changed. The kernel sets `st_ctime`; programs cannot.
+
+    Raises:
+        FileNotFoundError: it is gone, or something in it.
+    """
+    below = (
+        os.lstat(os.path.join(folder, name)).st_ctime_ns  # noqa: PTH118 (no Path for each of many files)
         for folder, folders, files in os.walk(path)
         for name in (*folders, *files)
     )
+    return max(path.lstat().st_ctime_ns, max(below, default=0))
 
 
-def record_checkpoint(folder: Path, entry: Path, of: Signature) -> None:
+def record_checkpoint(folder: Path, entry: Path, of: Signature, complete_ns: int) -> None:
     """Records that the store has the checkpoint `entry` below a node's folder, as `of` describes it.
+
+    Args:
+        complete_ns: of `entry`, from before the store took it.
 
     Raises:
         OSError: the record cannot be written; the copy then stays until its job is removed.
     """
-    _record(folder, entry, {"files": of})
+    _record(folder, entry, {"files": of, "complete_ns": complete_ns})
 
 
 def record_input(folder: Path, path: Path, complete_ns: int) -> None:
@@ -81,14 +88,17 @@ def _record(folder: Path, entry: Path, fields: dict[str, object]) -> None:
         file.write(f"{line}\n")
 
 
-def remove_checkpoint(folder: Path, entry: Path, of: Signature) -> bool:
+def remove_checkpoint(folder: Path, entry: Path, of: Signature, complete_ns: int) -> bool:
     """Removes a copy of a checkpoint whose files are those of `of` and which no process has open.
+
+    Args:
+        complete_ns: as it was recorded.
 
     Returns:
         Whether nothing is left to remove: False while a process reads it.
     """
     try:
-        if signature(entry) != of:
+        if not _is_unchanged(entry, complete_ns, of):
             return True  # other content, and no copy
         if any(map(_is_open, files_of(entry))):
             return False
@@ -107,8 +117,9 @@ def remove_all(folder: Path) -> None:
     """Removes every recorded copy below a node's folder in which nothing runs any more. May be repeated.
 
     Raises:
-        OSError: something cannot be removed; the record stays.
+        OSError: something cannot be removed; the record stays, and all else is removed.
     """
+    failed: OSError | None = None
     try:
         lines = (folder / RECORD_FILE).read_text().splitlines()
     except FileNotFoundError:
@@ -117,23 +128,43 @@ def remove_all(folder: Path) -> None:
     for line in lines:
         try:
             fields = json.loads(line)
-            entry = folder / fields["path"]
+            entry, since_ns = folder / fields["path"], int(fields["complete_ns"])
+            of = (
+                tuple((str(name), int(size), int(time)) for name, size, time in fields["files"])
+                if "files" in fields
+                else None
+            )
         except (ValueError, KeyError, TypeError):
             continue  # the agent was killed while it wrote this line
         if os.path.commonpath([top, os.path.realpath(entry)]) != top or os.path.realpath(entry) == top:
             continue  # a link of the job leads elsewhere
-        with contextlib.suppress(FileNotFoundError):
-            if _is_unchanged(entry, fields):
+        try:
+            if _is_unchanged(entry, since_ns, of):
                 _remove(folder, entry)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            failed = error
+    if failed is not None:
+        raise failed
     shutil.rmtree(folder / _REMOVING, ignore_errors=True)
     (folder / RECORD_FILE).unlink()
 
 
-def _is_unchanged(entry: Path, fields: dict[str, object]) -> bool:
-    if isinstance(since_ns := fields.get("complete_ns"), int):
-        return not changed_since(entry, since_ns)
-    files = fields.get("files")
-    return isinstance(files, list) and signature(entry) == tuple(tuple(file) for file in files)
+def _is_unchanged(entry: Path, since_ns: int, of: Signature | None) -> bool:
+    if complete_ns(entry) > since_ns or _has_mount(entry):
+        return False
+    return of is None or signature(entry) == of
+
+
+def _has_mount(entry: Path) -> bool:
+    """Whether something is mounted at or below an entry: what is in there is no part of the copy."""
+    path = os.fsencode(os.path.realpath(entry))
+    for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
+        at = re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), line.split()[4])
+        if at == path or at.startswith(path + b"/"):
+            return True
+    return False
 
 
 def _remove(folder: Path, entry: Path, of: Signature | None = None) -> None:

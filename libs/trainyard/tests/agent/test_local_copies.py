@@ -28,6 +28,10 @@ def gate(name):
 CHECKPOINTS = {"path": "checkpoints", "pattern": "step-{step}", "settle_s": 0.1, "keep_last": 2}
 
 
+def record(folder, entry):
+    copies.record_checkpoint(folder, entry, copies.signature(entry), copies.complete_ns(entry))
+
+
 async def stored_steps(yard):
     async with yard.artifacts_stub() as stub:
         request = artifacts_pb2.ListVersionsRequest(workspace="default", kind="checkpoint")
@@ -165,6 +169,83 @@ async def test_copies_that_are_part_of_an_output_stay_until_it_is_stored(attempt
         assert [version.files for version in (await stub.ListVersions(request)).versions] == [4]
 
 
+async def test_copies_of_an_output_that_could_not_be_stored_stay(attempt, yard):
+    code = f"{SAVE}\nfor step in range(3): save(step)\ngate('end')"
+    outputs = [{"path": name, "artifact": "all"} for name in ("checkpoints", "never-written")]
+    run = with_gate(attempt(["python-code", code], checkpoints=CHECKPOINTS | {"keep_last": 1}, outputs=outputs), "end")
+    await run.start()
+
+    async def stored():
+        return await stored_steps(yard) == [2]
+
+    await until(stored)
+    await open_gate(run, "end")
+    await run.wait()
+    assert any("never-written" in each for each in run.exit().unstored)
+    copies.remove_all(run.folder)
+    assert steps_in(run) == [0, 1, 2]
+
+
+async def test_copies_of_an_output_go_once_it_is_stored(attempt, yard):
+    outputs = [{"path": "checkpoints", "artifact": "all"}]
+    run = attempt(["python-code", f"{SAVE}\nsave(1); save(2)"], checkpoints=CHECKPOINTS, outputs=outputs)
+    await run.run()
+    assert steps_in(run) == [1, 2]
+    copies.remove_all(run.folder)
+    assert steps_in(run) == []
+
+
+@pytest.mark.parametrize("when", ["running", "over"])
+def test_other_content_of_equal_size_and_time_is_no_copy(tmp_path, when):
+    entry = tmp_path / "work/step-1"
+    entry.mkdir(parents=True)
+    (entry / "weights").write_text("stored")
+    of, since_ns = copies.signature(entry), copies.complete_ns(entry)
+    record(tmp_path, entry)
+    changed_later(entry / "weights", "script", since_ns)
+    assert copies.signature(entry) == of
+    if when == "running":
+        assert copies.remove_checkpoint(tmp_path, entry, of, since_ns)
+    else:
+        copies.remove_all(tmp_path)
+    assert (entry / "weights").read_text() == "script"
+
+
+def changed_later(path, text, since_ns):
+    """Writes with the times of before, until the clock of the file system has advanced."""
+    before = path.stat()
+    while path.stat().st_ctime_ns <= since_ns:
+        path.write_text(text)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+MOUNTED = """
+import subprocess, sys
+from pathlib import Path
+from trainyard import copies
+folder = Path(sys.argv[1])
+mine, entry, other = folder / "my own", folder / "work/a copy", folder / "work/step-2"
+covered = folder / "work/covered"
+for path in (mine, entry / "here", other, covered):
+    path.mkdir(parents=True)
+(mine / "file").write_text("mine")
+since_ns = copies.complete_ns(folder)
+subprocess.run(["mount", "--bind", mine, entry / "here"], check=True)
+subprocess.run(["mount", "--bind", mine, covered], check=True)
+copies.record_input(folder, entry, since_ns)
+copies.record_input(folder, covered, since_ns)
+copies.record_input(folder, other, since_ns)
+copies.remove_all(folder)
+print((mine / "file").exists(), other.exists(), copies.has_copies(folder))
+"""
+
+
+def test_what_is_mounted_in_a_copy_stays(tmp_path):
+    command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", MOUNTED, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False", "False"], done.stderr
+
+
 HALF_WAY = """
 import os, shutil, signal, sys
 from pathlib import Path
@@ -185,7 +266,7 @@ def test_a_removal_that_is_killed_is_completed_by_the_next(tmp_path, at):
         entry = tmp_path / f"work/step-{step}"
         entry.mkdir(parents=True)
         (entry / "weights").write_text("weights")
-        copies.record_checkpoint(tmp_path, entry, copies.signature(entry))
+        record(tmp_path, entry)
     assert subprocess.run([sys.executable, "-c", HALF_WAY, tmp_path, at]).returncode == -signal.SIGKILL
     assert copies.has_copies(tmp_path)
     copies.remove_all(tmp_path)
@@ -202,7 +283,7 @@ def test_no_copy_is_removed_outside_of_the_folder(tmp_path):
         (path / "weights").write_text("weights")
     of = copies.signature(entry)
     os.utime(mine / "weights", ns=(of[0][2], of[0][2]))
-    copies.record_checkpoint(folder, entry, of)
+    record(folder, entry)
     shutil.rmtree(entry)
     (folder / "work").rmdir()
     mine.rename(tmp_path / "step-1")

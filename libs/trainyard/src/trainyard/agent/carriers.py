@@ -110,7 +110,9 @@ class Carriers:
                 heard=self._pulse.beat,
             )
             if (restored := self.restored).version_id:
-                self.checkpoints.copies.add(Path(restored.path), restored.signature, restored.step, restored.version_id)
+                self.checkpoints.copies.add(
+                    Path(restored.path), restored.signature, restored.complete_ns, restored.step, restored.version_id
+                )
             self._syncing = self.parts.run(CHECKPOINTS, self.checkpoints.run)
 
     def note(self, reason: str, text: str) -> None:
@@ -180,9 +182,13 @@ class Carriers:
         """A part that fails takes no other with it."""
         with self.parts.guard(CHECKPOINTS):
             unstored += await self._store_checkpoints()
-        if exit.reason == "Completed" and self._prepared is not None and self._plan.node == 0:
-            with self.parts.guard(OUTPUTS):
-                unstored += await self._store_outputs(self._prepared)
+        with self.parts.guard(OUTPUTS):
+            lacking: list[str] = []
+            if exit.reason == "Completed" and self._prepared is not None and self._plan.node == 0:
+                lacking = await self._store_outputs(self._prepared)
+                unstored += lacking
+            if self.checkpoints is not None and not lacking:
+                self.checkpoints.copies.record_outputs()
         if self._shipper is not None and self._shipping is not None:
             await self._shipper.finish(self._shipping)
             if self._shipper.refused:

@@ -20,6 +20,7 @@ from trainyard.agent.local_copies import LocalCopies
 from trainyard.agent.plan import Checkpoints, Plan
 from trainyard.agent.store import Refused, Store
 from trainyard.agent.tracked import Cut, Tracked
+from trainyard.copies import complete_ns
 
 Note = Callable[[str, str], None]
 Positions = Mapping[str, int]
@@ -106,7 +107,7 @@ class CheckpointSync:
         self._heard()
         if self._plan.node > 0 and not is_sharded(candidate.path):
             # Whole, so node 0 has the same, and stores it.
-            self.copies.add(candidate.path, candidate.signature, candidate.step)
+            self.copies.add(candidate.path, candidate.signature, complete_ns(candidate.path), candidate.step)
             self._wake.set()
             return
         try:
@@ -203,9 +204,10 @@ class CheckpointSync:
         name = waiting.candidate.path.name
         courtesy.yield_to_workers()
         try:
-            version = await self._store.call(lambda stub: self._send(stub, waiting))
             of = waiting.candidate
-            self.copies.add(of.path, of.signature, of.step, version.id if version is not None else "")
+            before_ns = complete_ns(of.path)
+            version = await self._store.call(lambda stub: self._send(stub, waiting))
+            self.copies.add(of.path, of.signature, before_ns, of.step, version.id if version is not None else "")
         except FileNotFoundError:
             self._note("CheckpointGone", f"'{name}' was deleted before it was stored")
         except Exception as error:

@@ -21,6 +21,7 @@ _PAGE = 200
 class _Copy:
     path: Path
     signature: Signature
+    complete_ns: int  # from before the store took it
     step: int
     version_id: str  # "" when the answer did not name it: of a part, or of what another node stores
     dropped: bool = False
@@ -59,19 +60,29 @@ class LocalCopies:
         self._removing: asyncio.Future[bool] | None = None
         self._seen_ns = 1  # when the newest of the deleted versions that were seen was deleted
 
-    def add(self, path: Path, signature: Signature, step: int, version_id: str = "") -> None:
+    def add(self, path: Path, signature: Signature, complete_ns: int, step: int, version_id: str = "") -> None:
         """Takes in a copy, once what it is a copy of is stored.
 
         Args:
+            complete_ns: of the entry, from before the store took it.
             version_id: "" for a part of a version, and for a copy of what node 0 stores.
         """
-        self._copies[path] = _Copy(path, signature, step, version_id)
-        if version_id:
+        self._copies[path] = _Copy(path, signature, complete_ns, step, version_id)
+        if version_id and not self._is_output(path.resolve()):
             self._record(self._copies[path])
+
+    def record_outputs(self) -> None:
+        """Records the copies that are part of an output, once outputs are stored or none will be.
+
+        Before that, a copy whose version was dropped may be the only one of what the output has to contain.
+        """
+        for copy in self._copies.values():
+            if copy.version_id and self._is_output(copy.path.resolve()):
+                self._record(copy)
 
     def _record(self, copy: _Copy) -> None:
         try:
-            copies.record_checkpoint(self._folder, copy.path, copy.signature)
+            copies.record_checkpoint(self._folder, copy.path, copy.signature, copy.complete_ns)
         except OSError as error:
             print(f"the copy of {copy.path.name} is not recorded: {error}", flush=True)  # noqa: T201 (the agent's log)
 
@@ -97,7 +108,9 @@ class LocalCopies:
         if not copy.version_id:
             self._record(copy)
         try:
-            work = asyncio.to_thread(copies.remove_checkpoint, self._folder, copy.path, copy.signature)
+            work = asyncio.to_thread(
+                copies.remove_checkpoint, self._folder, copy.path, copy.signature, copy.complete_ns
+            )
             self._removing = asyncio.ensure_future(work)
             done = await asyncio.shield(self._removing)
         except OSError as error:

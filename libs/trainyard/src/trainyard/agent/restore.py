@@ -12,7 +12,7 @@ from trainyard_protos.v1 import artifacts_pb2, metrics_pb2
 from trainyard.agent.checkpoints import Note, artifact_name
 from trainyard.agent.plan import Plan
 from trainyard.agent.store import Refused, Store
-from trainyard.copies import Signature, signature
+from trainyard.copies import Signature, complete_ns, signature
 
 PAGE = 50
 _GONE_OR_DAMAGED = (grpc.StatusCode.DATA_LOSS, grpc.StatusCode.NOT_FOUND)
@@ -29,6 +29,7 @@ class Restored:
     cut: dict[str, int] = field(default_factory=dict)
     elsewhere: metrics_pb2.Elsewhere | None = None  # of the cut: None when it names every writer
     signature: Signature = ()  # of its files as they were put back
+    complete_ns: int = 0  # since when they are
 
 
 FRESH = Restored()
@@ -120,4 +121,5 @@ async def _fetch(version: artifacts_pb2.Version, folder: Path, store: Store) -> 
         cut=dict(checkpoint.cut),
         elsewhere=checkpoint.elsewhere if checkpoint.HasField("elsewhere") else None,
         signature=signature(folder / entry),
+        complete_ns=complete_ns(folder / entry),
     )

@@ -9,7 +9,7 @@ from trainyard.agent.confinement import OutsideJob, refuse_link_to_file, resolve
 from trainyard.agent.failure import NodeFailed
 from trainyard.agent.plan import Input, Output
 from trainyard.agent.store import Refused, Store
-from trainyard.copies import changed_since
+from trainyard.copies import complete_ns
 
 
 async def fetch_inputs(inputs: list[Input], root: Path, store: Store) -> list[str]:
@@ -65,7 +65,7 @@ async def _store(
             raise NodeFailed(
                 "OutputsNotStored", f"output '{output.path}' does not exist: the workers ended without writing it"
             )
-        if since_ns and not await asyncio.to_thread(changed_since, path, since_ns):
+        if since_ns and await asyncio.to_thread(complete_ns, path) <= since_ns:
             raise NodeFailed(
                 "OutputsNotStored",
                 f"output '{output.path}' holds only the code or inputs that were there before the workers started: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 
 from trainyard_protos.v1 import artifacts_pb2, metrics_pb2, scheduler_pb2
@@ -109,11 +110,24 @@ class RemovalCalls(RunCalls, AdminCalls):
                 return run.name or run.id, run.id, [run.id]
             name, job_id = f"{run.name or run.job_id} (all attempts)", run.job_id
         else:
+            await self._refuse_plain_run(of, job)
             name, job_id = f"{job_reference(job)} (all attempts)", job.id
         run_ids = [run.id async for run in self._found_runs(f'job = "{job_id}"')]
         if not run_ids:
             raise errors.NotFound(f"job {name} has no run", reason="RunNotFound", hint="'yard runs list' lists them")
         return name, job_id, run_ids
+
+    async def _refuse_plain_run(self, of: str, job: scheduler_pb2.Job) -> None:
+        """Raises Conflict when what selects a job is the name of a plain process's run as well."""
+        if of in (job.id, job_reference(job)) or of.startswith("@"):
+            return
+        named = [run async for run in self._found_runs(f"name = {json.dumps(of, ensure_ascii=False)}")]
+        if plain := [run.id for run in named if not run.job_id]:
+            raise errors.Conflict(
+                f"'{of}' selects job {job_reference(job)} and is the name of run {plain[0]} of a plain process",
+                reason="AmbiguousRun",
+                hint=f"give {job_reference(job)} for the runs of the job, or {plain[0]} for the other run",
+            )
 
     async def _only_job(self, of: str) -> scheduler_pb2.Job:
         try:
