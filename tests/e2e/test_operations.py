@@ -117,8 +117,12 @@ def test_what_is_left_of_jobs_that_a_restored_scheduler_does_not_know_is_removed
 def test_usage_names_what_each_service_stores(shared_yard, client):
     client.submit(document(python("print('x')"), "used")).wait(WAIT_S)
     usage = {each.service: each for each in client.usage()}
-    assert usage.keys() == {"scheduler", "metrics", "artifacts"}
-    assert all(any(kind.what == "database" and kind.bytes for kind in each.usage) for each in usage.values())
+    assert usage.keys() == {"scheduler", "launcher", "metrics", "artifacts"}
+    databases = {
+        service: [kind.bytes for kind in each.usage if kind.what == "database"] for service, each in usage.items()
+    }
+    assert databases.pop("launcher") == []
+    assert all(sum(sizes) for sizes in databases.values())
     assert all(each.free_bytes for service, each in usage.items() if service != "artifacts")
 
 

@@ -1,12 +1,14 @@
 """What a removed job left elsewhere is remembered until launchers confirm that it is gone."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import grpc
 import pytest
 from servicekit.errors import reason_of
 from trainyard_protos.v1 import scheduler_pb2 as s
+from trainyard_scheduler.ledger import Ledger, Transaction
+from trainyard_scheduler.tables import ARTIFACTS
 
 from services.scheduler.tests.conftest import OpenYard, open_yard
 from services.scheduler.tests.yard import COMPLETED, Clock, Yard, document
@@ -48,6 +50,23 @@ async def test_each_place_is_listed_until_it_is_confirmed(yard: Yard, clock: Clo
     assert await yard.tombstones() == [runs]
     await confirm(yard, runs, attempts)
     assert await yard.tombstones() == []
+
+
+async def test_what_a_job_names_that_is_submitted_during_a_removal_stays(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await yard.ended((await yard.submit()).id, COMPLETED)
+    write = Ledger.write
+
+    async def meanwhile(self: Ledger, transition: Callable[[Transaction], object]) -> object:
+        monkeypatch.setattr(Ledger, "write", write)
+        await yard.submit(document("waits", inputs=[{"artifact": "weights@3", "path": "start"}]))
+        return await write(self, transition)
+
+    monkeypatch.setattr(Ledger, "write", meanwhile)
+    await yard.users.DeleteJob(s.DeleteJobRequest(id=job.id))
+    [stays] = [each.kept_references for each in await yard.tombstones(ARTIFACTS) if each.pool == ARTIFACTS]
+    assert list(stays) == ["weights@3"]
 
 
 async def test_a_restart_forgets_no_tombstone(tmp_path: Path, open_scheduler: OpenYard, clock: Clock) -> None:

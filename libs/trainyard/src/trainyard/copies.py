@@ -139,6 +139,7 @@ def remove_all(folder: Path) -> None:
         if os.path.commonpath([top, os.path.realpath(entry)]) != top or os.path.realpath(entry) == top:
             continue  # a link of the job leads elsewhere
         try:
+            shutil.rmtree(_beside(entry), ignore_errors=True)
             if _is_unchanged(entry, since_ns, of):
                 _remove(folder, entry)
         except FileNotFoundError:
@@ -152,7 +153,7 @@ def remove_all(folder: Path) -> None:
 
 
 def _is_unchanged(entry: Path, since_ns: int, of: Signature | None) -> bool:
-    if complete_ns(entry) > since_ns or _has_mount(entry):
+    if entry.is_symlink() or complete_ns(entry) > since_ns or _has_mount(entry):
         return False
     return of is None or signature(entry) == of
 
@@ -175,23 +176,36 @@ def _remove(folder: Path, entry: Path, of: Signature | None = None) -> None:
     """
     trash = folder / _REMOVING / uuid.uuid4().hex
     trash.mkdir(parents=True)
-    gone = trash / entry.name
     try:
-        entry.rename(gone)
-    except FileNotFoundError:
-        pass
+        _remove_into(trash, entry, of)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        gone = entry  # a volume is mounted in the job's folder
-    else:
-        if of is not None and signature(gone) != of:
-            gone.rename(entry)
-    if gone.is_dir() and not gone.is_symlink():
+        # A volume is mounted in the job's folder, and no rename leads out of it.
+        beside = _beside(entry)
+        beside.mkdir(exist_ok=True)  # a removal that was killed has left it
+        _remove_into(beside, entry, of)
+        shutil.rmtree(beside)
+    shutil.rmtree(trash)
+
+
+def _beside(entry: Path) -> Path:
+    return entry.with_name(f".{_REMOVING}-{entry.name}")
+
+
+def _remove_into(trash: Path, entry: Path, of: Signature | None) -> None:
+    gone = trash / uuid.uuid4().hex / entry.name
+    gone.parent.mkdir()
+    try:
+        entry.rename(gone)
+    except FileNotFoundError:
+        return
+    if of is not None and signature(gone) != of:
+        gone.rename(entry)
+    elif gone.is_dir():
         shutil.rmtree(gone)
     else:
-        gone.unlink(missing_ok=True)
-    trash.rmdir()
+        gone.unlink()
 
 
 def _is_open(path: Path) -> bool:

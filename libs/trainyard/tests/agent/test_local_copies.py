@@ -246,6 +246,54 @@ def test_what_is_mounted_in_a_copy_stays(tmp_path):
     assert done.stdout.split() == ["True", "False", "False"], done.stderr
 
 
+ON_A_VOLUME = """
+import os, signal, shutil, subprocess, sys
+from pathlib import Path
+from trainyard import copies
+folder, volume = Path(sys.argv[1]), Path(sys.argv[1]) / "work"
+volume.mkdir()
+subprocess.run(["mount", "-t", "tmpfs", "tmpfs", volume], check=True)
+for step in (1, 2, 3):
+    (volume / f"step-{step}").mkdir()
+    (volume / f"step-{step}/weights").write_text("weights")
+entries = [volume / f"step-{step}" for step in (1, 2, 3)]
+for entry in entries:
+    copies.record_checkpoint(folder, entry, copies.signature(entry), copies.complete_ns(entry))
+names, rmtree = [], shutil.rmtree
+def list_names(path, *rest, **more):
+    if Path(path).name.startswith("step-"):
+        names.append([name for name in os.listdir(volume) if name.startswith("step-")])
+    rmtree(path, *rest, **more)
+shutil.rmtree = list_names
+copies.remove_checkpoint(folder, entries[0], copies.signature(entries[0]), copies.complete_ns(entries[0]))
+assert len(names) == 1 and "step-1" not in names[0], names
+if os.fork() == 0:
+    shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    copies.remove_checkpoint(folder, entries[1], copies.signature(entries[1]), copies.complete_ns(entries[1]))
+os.wait()
+left = os.listdir(volume)
+copies.remove_all(folder)
+print(len(left), "step-2" in left, os.listdir(volume))
+"""
+
+
+def test_copies_on_a_volume_lose_their_name_at_once_and_a_removal_that_is_killed_is_completed(tmp_path):
+    command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", ON_A_VOLUME, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "2 False []\n", done.stderr
+
+
+def test_a_link_where_a_copy_was_keeps_its_name(tmp_path):
+    entry, moved = tmp_path / "work/step-1", tmp_path / "work/moved"
+    entry.mkdir(parents=True)
+    (entry / "weights").write_text("weights")
+    of = copies.signature(entry)
+    entry.rename(moved)
+    entry.symlink_to("moved")
+    assert copies.remove_checkpoint(tmp_path, entry, of, copies.complete_ns(entry))
+    assert (entry / "weights").read_text() == "weights"
+
+
 HALF_WAY = """
 import os, shutil, signal, sys
 from pathlib import Path

@@ -129,7 +129,7 @@ def is_being_removed(session: Session, job_id: str) -> bool:
     return session.execute(left).first() is not None
 
 
-def used_artifacts(session: Session, workspace: str) -> list[str]:
+def used_artifacts(connection: sqlalchemy.Connection, workspace: str) -> list[str]:
     """References to artifacts that jobs which have not ended name as inputs."""
     waiting = JOBS.join(DOCUMENTS, DOCUMENTS.c.job_id == JOBS.c.id)
     query = (
@@ -138,7 +138,7 @@ def used_artifacts(session: Session, workspace: str) -> list[str]:
         .where(JOBS.c.workspace == workspace, JOBS.c.state.not_in(ENDED), DOCUMENTS.c.spec.contains('"artifact"'))
     )
     found: set[str] = set()
-    for spec in session.execute(query).scalars():
+    for spec in connection.execute(query).scalars():
         found.update(each["artifact"] for each in json.loads(spec).get("spec", {}).get("inputs") or ())
     return sorted(found)
 

@@ -152,14 +152,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
                 if not queries.is_being_removed(session, request.id):
                     raise
                 return None, []
-            return queries.find_job(session, job_id), queries.used_artifacts(session, workspace)
+            return queries.find_job(session, job_id), queries.used_artifacts(session.connection(), workspace)
 
         job, used = await self._store.read(query)
         if job is None:
             return scheduler_pb2.DeleteJobResponse(job=scheduler_pb2.Job(id=request.id, workspace=workspace))
         steer.require_ended(job)
         if not request.dry_run:
-            delete = functools.partial(steer.delete, job_id=job.id, used=used, actor=caller(context))
+            delete = functools.partial(steer.delete, job_id=job.id, actor=caller(context))
             await self._ledger.write(delete)
         return scheduler_pb2.DeleteJobResponse(job=views.job(job, self._index), used_references=used)
 

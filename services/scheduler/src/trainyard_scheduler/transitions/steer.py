@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from servicekit.errors import FailedPrecondition, NotFound
 from servicekit.events import AdminEvent, Subject
 
+from trainyard_scheduler import queries
 from trainyard_scheduler.domain.reasons import EventType, StopReason
 from trainyard_scheduler.domain.states import ENDED, AttemptState, JobState
 from trainyard_scheduler.ledger import USER, Transaction
@@ -71,11 +70,11 @@ def retry(tx: Transaction, job_id: str) -> Job:
     return job
 
 
-def delete(tx: Transaction, job_id: str, used: Sequence[str], actor: str) -> None:
+def delete(tx: Transaction, job_id: str, actor: str) -> None:
     """Removes a job that has ended, and records who did. One that is gone stays so.
 
-    Args:
-        used: references to artifacts that other jobs will use: these versions stay.
+    Versions that jobs which have not ended name as inputs stay. They are read in the same transaction, so that a job
+    that is submitted meanwhile counts.
 
     Raises:
         FailedPrecondition: it has not ended.
@@ -84,7 +83,7 @@ def delete(tx: Transaction, job_id: str, used: Sequence[str], actor: str) -> Non
     if job is None:
         return
     require_ended(job)
-    remove(tx, [job], used)
+    remove(tx, [job], queries.used_artifacts(tx.connection, job.workspace))
     # Not an event of the job: those go with it.
     what = f"job {job.name}#{job.number} ({job.id}), {JobState(job.state).name.lower()} -> deleted"
     tx.other_event(actor, AdminEvent.JOB_DELETED, Subject("Service", job.name, job.id, job.workspace), what)
