@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 from trainyard import errors
 from trainyard.client import Client, JobHandle
+from trainyard.errors import InvalidSpec
 
 from tests.cluster.yards import ClusterYard, is_kept
 from tests.conftest import wait_until
@@ -242,6 +243,13 @@ def test_the_label_is_looked_at_for_each_attempt(wandb: str, yard_on_cluster: Cl
     yard_on_cluster.kubectl("create", "secret", "generic", wandb, "--from-literal=api-key=other")
     job.retry()
     assert "without the label trainyard.dev/usable" in ended(job)
+
+
+def test_a_priority_class_that_is_not_allowed_is_refused_when_it_is_submitted(client: Client) -> None:
+    with pytest.raises(InvalidSpec) as refused:
+        client.submit(document(["true"], kubernetes={"priorityClass": "system-node-critical"}))
+    assert "spec.kubernetes.priorityClass: 'system-node-critical' is not allowed" in str(refused.value)
+    assert "jobs.allowed.priorityClasses of the chart" in str(refused.value)
 
 
 def test_a_worker_that_uses_too_much_memory_is_told_so(client: Client) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
 from pydantic import ValidationError
 from servicekit.errors import FailedPrecondition, InvalidArgument
-from trainyard.spec import Problem, SpecError, TrainingJob, load
+from trainyard.spec import Kubernetes, Problem, SpecError, TrainingJob, load
+from trainyard.spec.allowed import AllowedPods, not_allowed
 from trainyard_protos.v1 import common_pb2
 
 from trainyard_scheduler.domain.admission import Amount, Demand
@@ -28,6 +31,7 @@ class Resolved(NamedTuple):
     per_worker: Amount
     policy: str
     spec: str
+    kubernetes: Kubernetes | None = None
 
     @property
     def demand(self) -> Demand:
@@ -101,6 +105,34 @@ def _extract(job: TrainingJob) -> Resolved:
         per_worker=Amount(round(cpu * 1000), memory_bytes, gpu),
         policy=policy_json(job),
         spec=job.to_json(),
+        kubernetes=job.spec.kubernetes,
+    )
+
+
+def require_allowed(wishes: Kubernetes | None, filename: str, pools: Mapping[str, AllowedPods | None]) -> None:
+    """Refuses a job that asks for what no pool allows; without pools, the launch decides.
+
+    Args:
+        pools: what each pool allows; None: anything.
+
+    Raises:
+        InvalidArgument: NotAllowed, with each field and what is allowed in the first pool.
+    """
+    problems: dict[str, list[Problem]] = {}
+    for name, allowed in pools.items():
+        found = list(not_allowed(wishes, allowed)) if wishes is not None and allowed is not None else []
+        if not found:
+            return
+        problems[name] = found
+    if not problems:
+        return
+    pool, first = next(iter(problems.items()))
+    shown = [replace(problem, file=filename) for problem in first]
+    raise InvalidArgument(
+        "\n".join(map(str, shown)),
+        reason="NotAllowed",
+        hint=f"nothing was created; pool '{pool}' allows only what is named above",
+        problems=[_to_proto(problem) for problem in shown],
     )
 
 

@@ -16,6 +16,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from servicekit.clock import Clock
+from trainyard.spec.allowed import AllowedPods
 
 from trainyard_scheduler.domain.admission import (
     NOTHING,
@@ -332,6 +333,10 @@ class Index:
         """A pool was not heard of for its lease: it takes no new work."""
         self.pools[name].alive = False
         self._sort_anew()
+
+    def allowed_pods(self) -> dict[str, AllowedPods | None]:
+        """What each pool that is alive allows pods to ask for; None: anything."""
+        return {pool.name: pool.offer.allowed_pods for pool in self.pools.values() if pool.alive}
 
     def totals(self) -> tuple[Amount, Amount]:
         """What is free, and what there is, on all machines of pools that are alive."""

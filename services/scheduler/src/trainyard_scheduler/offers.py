@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from servicekit.errors import InvalidArgument
+from trainyard.spec.allowed import AllowedPods
 from trainyard_protos.v1 import common_pb2, scheduler_pb2
 
 from trainyard_scheduler import views
@@ -36,7 +37,12 @@ def read_offer(request: scheduler_pb2.RegisterPoolRequest) -> Offer:
         ),
         {each.name: _kind(each) for each in request.kinds},
         {each.name: _machine(each) for each in request.unusable_machines},
+        _allowed_pods(request.allowed_pods) if request.HasField("allowed_pods") else None,
     )
+
+
+def _allowed_pods(given: scheduler_pb2.AllowedPods) -> AllowedPods:
+    return AllowedPods(tuple(given.priority_classes), tuple(given.tolerations))
 
 
 def _machine(given: scheduler_pb2.Machine) -> Machine:

@@ -18,7 +18,7 @@ from trainyard.spec import TrainingJob
 from trainyard_protos.v1 import scheduler_pb2, scheduler_pb2_grpc
 
 from trainyard_scheduler import queries, references, views
-from trainyard_scheduler.documents import Resolved, resolve_for_plan
+from trainyard_scheduler.documents import Resolved, require_allowed, resolve_for_plan
 from trainyard_scheduler.explain import explain
 from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import Ledger
@@ -89,6 +89,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         _workspace(request.workspace)
         document, limit = request.document, self._settings.max_document_bytes
         resolved, text = await asyncio.to_thread(_resolve_as_yaml, document.text, document.filename, limit)
+        require_allowed(resolved.kubernetes, document.filename, self._index.allowed_pods())
         ahead = self._index.jobs_ahead(resolved.priority, _YOUNGEST)
         machines = self._index.fits_empty(resolved.demand)
         return scheduler_pb2.PlanResponse(

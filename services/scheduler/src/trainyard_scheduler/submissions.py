@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from servicekit.errors import InvalidArgument, ResourceExhausted, ServiceError
+from trainyard.spec.allowed import AllowedPods
 from trainyard_protos.v1 import scheduler_pb2
 
-from trainyard_scheduler.documents import resolve
+from trainyard_scheduler.documents import require_allowed, resolve
 from trainyard_scheduler.index import Index
 from trainyard_scheduler.ledger import Ledger
 from trainyard_scheduler.settings import Settings
@@ -44,7 +45,8 @@ class Submitter:
         """
         self.require_room(len(requests))
         # A document may take a while to read: not on the loop that answers everybody.
-        checked = await asyncio.to_thread(lambda: [self._check(request) for request in requests])
+        pools = self._index.allowed_pods()
+        checked = await asyncio.to_thread(lambda: [self._check(request, pools) for request in requests])
         outcomes: list[Accepted | ServiceError] = [entry for entry in checked if isinstance(entry, ServiceError)]
         if len(outcomes) == len(checked):
             return outcomes
@@ -74,11 +76,15 @@ class Submitter:
             )
         return accepted
 
-    def _check(self, request: scheduler_pb2.SubmitRequest) -> Submission | ServiceError:
+    def _check(
+        self, request: scheduler_pb2.SubmitRequest, pools: Mapping[str, AllowedPods | None]
+    ) -> Submission | ServiceError:
         try:
             _check_lengths(request)
             document = request.document
             resolved = resolve(document.text, document.filename, request.packed_code, self._settings.max_document_bytes)
+            if not request.secrets_checked:  # the admission policy of the cluster checks both
+                require_allowed(resolved.kubernetes, document.filename, pools)
         except ServiceError as error:
             return error
         return Submission(

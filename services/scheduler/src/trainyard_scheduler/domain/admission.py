@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trainyard_scheduler.domain.matching import NO_WISHES, Taint, Toleration, Wishes, selected, untolerated
+
+if TYPE_CHECKING:
+    from trainyard.spec.allowed import AllowedPods
 
 
 class Amount(NamedTuple):
@@ -109,6 +112,7 @@ class Offer(NamedTuple):
         overhead: what each node of an attempt takes beside what its job asks for.
         gpu_tolerations: of nodes that ask for GPUs, beside those of their job.
         unusable: machines that take nothing now.
+        allowed_pods: what pods may ask for; None: anything.
     """
 
     machines: Mapping[str, Machine]
@@ -116,6 +120,7 @@ class Offer(NamedTuple):
     gpu_tolerations: tuple[Toleration, ...] = ()
     kinds: Mapping[str, Kind] = {}
     unusable: Mapping[str, Machine] = {}
+    allowed_pods: AllowedPods | None = None
 
     @property
     def mended(self) -> Offer:

@@ -37,6 +37,7 @@ from trainyard_launcher.backend import (
     StartError,
 )
 from trainyard_launcher.backends.kubernetes import (
+    allowed,
     binding,
     foreign,
     jobs,
@@ -137,6 +138,7 @@ class KubernetesBackend:
             overhead=machines.resources(foreign.read(empty).amounts, gpu),
             gpu_tolerations=taints.toleration_messages([taints.of_gpus(gpu)]),
             kinds=[kind.offer(known.values(), gpu, template.get("tolerations") or ()) for kind in self._kinds],
+            allowed_pods=scheduler_pb2.AllowedPods(**allowed.allowed_pods(settings)._asdict()),
         )
 
     async def changed(self) -> None:
