@@ -138,8 +138,6 @@ def test_deepspeed_trains_and_resumes_from_its_checkpoint(compiler, yard, tmp_pa
         yard.workers()[0].kill()
         ended = job.wait()
         assert [attempt.exit.reason for attempt in ended.attempts] == ["WorkerFailed", "Completed"]
-        far = [(attempt.exit.progress.step, attempt.exit.progress.total_steps) for attempt in ended.attempts]
-        assert far == [(4 * 23, 10 * 23), (10 * 23, 10 * 23)]
         assert ended.attempts[1].exit.resumed_from
         assert list(job.metrics("accuracy")["accuracy"].step) == list(range(1, 11))
         assert job.values()["accuracy"] >= 0.9
