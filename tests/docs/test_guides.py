@@ -58,8 +58,17 @@ class Reader:
         return commands
 
 
+@pytest.fixture(scope="module")
+def installed():
+    """`make run` would install the packages anew, from the reader's folder, for everybody who uses this environment."""
+    current = (
+        subprocess.run(["make", "--question", ".venv/.ready"], cwd=REPOSITORY, capture_output=True).returncode == 0
+    )
+    assert current, ".venv is older than a pyproject.toml or uv.lock: run `make setup` and test again"
+
+
 @pytest.fixture
-def reader(home, tmp_path):
+def reader(home, tmp_path, installed):
     """In a checkout of their own, with the examples as they are in git."""
     for entry in REPOSITORY.iterdir():
         if entry.name not in CHECKOUT_OWN:
