@@ -64,7 +64,7 @@ def attempt_of(job):
 def copies_gone(home, attempt):
     """Waits until the launcher has removed copies of what is stored, which it does after the job's end."""
     folder = home.folder / "attempts" / attempt
-    wait_until(lambda: (folder / "over").exists() and not list(folder.rglob("copies.jsonl")), "copies to go")
+    wait_until(lambda: (folder / "over").exists() and not list(folder.glob("node-*/copies.jsonl")), "copies to go")
     return folder
 
 
