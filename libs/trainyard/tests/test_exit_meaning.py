@@ -43,6 +43,10 @@ def worker(**fields: object) -> Exit:
             "exit code 1: the GPU ran out of memory",
         ),
         (worker(exit_code=1, last_lines=["RuntimeError: CUDA error: out of memory"]), "the GPU ran out of memory"),
+        (
+            worker(exit_code=3, exception=Raised(type="ValueError", message="bad")),
+            "exit code 3: its output ends with the traceback of ValueError: bad, which may be the cause",
+        ),
         (worker(exit_code=1, lost_peer=True), "lost the connection to another worker"),
         (Exit(reason="DeadlineExceeded"), "spec.deadline"),
         (Exit(reason="Evicted"), "the cluster removed its pod"),
@@ -56,6 +60,26 @@ def test_an_end_has_a_meaning(ended: common_pb2.Exit, words: str) -> None:
 @pytest.mark.parametrize("reason", ["", "Completed", "OfALaterVersion"])
 def test_where_nothing_is_known_nothing_is_said(reason: str) -> None:
     assert meaning(Exit(reason=reason)) == ""
+
+
+HANDLED = ["CUDA out of memory. The batch is halved.", "KeyError: 'labels'"]
+
+
+def test_gpu_memory_in_the_output_of_a_worker_that_raised_something_else_is_a_possible_cause() -> None:
+    raised = Raised(type="KeyError", message="'labels'")
+    assert meaning(worker(exit_code=1, exception=raised, last_lines=HANDLED)) == (
+        "exit code 1: Python raised KeyError: 'labels'; "
+        "its last lines say that the GPU ran out of memory, which may be the cause"
+    )
+
+
+def test_gpu_memory_in_the_output_does_not_explain_a_sigkill() -> None:
+    assert meaning(worker(signal="SIGKILL", last_lines=HANDLED)).startswith("SIGKILL: killed from outside")
+
+
+def test_an_exception_that_tells_of_gpu_memory_is_the_cause() -> None:
+    raised = Raised(type="RuntimeError", message="CUDA error: out of memory")
+    assert "exit code 1: the GPU ran out of memory" in meaning(worker(exit_code=1, exception=raised))
 
 
 def test_memory_is_the_cause_only_with_the_kernels_count_as_evidence() -> None:

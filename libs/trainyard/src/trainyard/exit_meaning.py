@@ -18,6 +18,8 @@ _OUT_OF_MEMORY = "OutOfMemory"
 _SHELL_OFFSET = 128
 """A shell reports a child that a signal ended as 128 plus its number."""
 _NEAR_LIMIT = 0.95
+_CODE_OF_EXCEPTION = 1
+"""With which Python ends after an exception that nothing caught; a program that logged one chooses its own code."""
 
 _REASONS = {
     "Hung": "no worker gave a sign of life within spec.hangTimeout; the logs hold the stacks of all ranks",
@@ -112,21 +114,42 @@ def _how(exit: common_pb2.Exit) -> str:
 
 def _why(exit: common_pb2.Exit, code: int | None, signal_name: str) -> str:
     raised = ": ".join(filter(None, [exit.exception.type, exit.exception.message]))
-    if _gpu_memory(exit):
+    if _gpu_memory(exit, signal_name):
         advice = "the GPU ran out of memory: use smaller batches, or shard the model over more GPUs"
         return f"{advice} ({raised})" if raised else advice
     if signal_name == "SIGKILL":
         return _killed(exit)
     if signal_name:
         return _SIGNALS.get(signal_name, "a signal ended it")
+    if raised and code not in (None, _CODE_OF_EXCEPTION):
+        return f"its output ends with the traceback of {raised}, which may be the cause"
     if raised:
         hint = _EXCEPTIONS.get(exit.exception.type.rpartition(".")[2], "")
-        return f"Python raised {raised}{f': {hint}' if hint else ''}"
+        return "; ".join(
+            filter(None, [f"Python raised {raised}{f': {hint}' if hint else ''}", _gpu_memory_before(exit)])
+        )
     return _CODES.get(code, "") if code is not None else ""
 
 
-def _gpu_memory(exit: common_pb2.Exit) -> bool:
-    return exit.exception.type.endswith("OutOfMemoryError") or any(map(_CUDA_MEMORY.search, exit.last_lines))
+def _gpu_memory(exit: common_pb2.Exit, signal_name: str) -> bool:
+    """Whether the exception says so or, where none is known, the last lines. They do not explain a SIGKILL."""
+    if exit.exception.type:
+        told = _CUDA_MEMORY.search(exit.exception.message) is not None
+        return told or exit.exception.type.endswith("OutOfMemoryError")
+    return signal_name != "SIGKILL" and _gpu_memory_in_lines(exit)
+
+
+def _gpu_memory_before(exit: common_pb2.Exit) -> str:
+    """Lines about GPU memory before another exception: the program may have handled that, or failed because of it."""
+    return (
+        "its last lines say that the GPU ran out of memory, which may be the cause"
+        if _gpu_memory_in_lines(exit)
+        else ""
+    )
+
+
+def _gpu_memory_in_lines(exit: common_pb2.Exit) -> bool:
+    return any(map(_CUDA_MEMORY.search, exit.last_lines))
 
 
 def _killed(exit: common_pb2.Exit) -> str:

@@ -184,7 +184,7 @@ def cancel(
             autocompletion=complete_jobs,
         ),
     ],
-    message: Annotated[str, typer.Option("-m", "--message", help="Why; it is kept with the event.")] = "",
+    message: Annotated[str, typer.Option("-m", "--message", help="Why; shown with the job and its event.")] = "",
 ) -> None:
     """Stop a job: its processes get SIGTERM and their grace period."""
 
