@@ -94,6 +94,10 @@ def test_a_sigkill_without_evidence_names_the_memory_and_no_cause() -> None:
         "SIGKILL: killed from outside; its use of memory is not known, whether memory ran out is not known"
     )
     assert "at most 512.0 MiB of 512.0 MiB, out of memory is likely" in meaning(worker(signal="SIGKILL", memory=FULL))
+    below = MemoryUse(peak_bytes=2**28, limit_bytes=2**29, enforced=True)
+    assert "256.0 MiB of 512.0 MiB, whether memory ran out is not known" in meaning(
+        worker(signal="SIGKILL", memory=below)
+    )
     little = MemoryUse(peak_bytes=MIB, limit_bytes=2**29, enforced=True, oom_kills=0)
     assert "the kernel killed nothing for want of memory" in meaning(worker(exit_code=137, memory=little))
 

@@ -11,9 +11,9 @@ from trainyard_protos.v1 import artifacts_pb2 as pb
 from services.artifacts.tests.store_kit import refused
 
 
-def info(step, *, keep_last=0, best="", **metrics):
+def info(step, *, keep_last=0, best="", mode="max", **metrics):
     return pb.CheckpointInfo(
-        step=step, keep_last=keep_last, best_metric=best, best_mode="max" if best else "", metrics=metrics
+        step=step, keep_last=keep_last, best_metric=best, best_mode=mode if best else "", metrics=metrics
     )
 
 
@@ -303,6 +303,20 @@ async def test_best_moves_when_a_better_checkpoint_is_stored_and_is_never_remove
         else:
             assert await best(yard) == found
     assert await steps(yard.user()) == [6, 5]
+
+
+async def test_the_least_value_is_best_where_the_job_says_so_and_infinity_is_no_value(yard, tree):
+    await checkpoint(yard.attempt(), tree({"a": b"0"}), 1, best="loss", mode="min", loss=float("-inf"))
+    assert "finite value of 'loss'" in str((await refused(best(yard))).trailing_metadata())
+    for step, loss, found in ((2, 0.5, 2), (3, 0.9, 2), (4, float("-inf"), 2), (5, 0.1, 5)):
+        await checkpoint(yard.attempt(), tree({"a": bytes([step])}), step, best="loss", mode="min", loss=loss)
+        assert await best(yard) == found
+
+
+async def test_a_job_without_a_metric_has_no_best_and_the_refusal_names_the_field(yard, tree):
+    await checkpoint(yard.attempt(), tree({"a": b"1"}), 1, acc=0.5)
+    told = str((await refused(best(yard))).trailing_metadata())
+    assert "the job names no metric for it; 'spec.checkpoints.keep.best' does" in told
 
 
 async def test_best_survives_a_retry_that_resumes_with_a_worse_value(yard, tree):

@@ -6,8 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from trainyard.agent.contract import output_file
+from trainyard.agent.failure_evidence import SHOWN_LINES, read
 from trainyard.agent.first_failure import Evidence, WorkerFailure, first
 from trainyard.agent.gang import End
+from trainyard.agent.verdict import StopOrder, stopped, worker_failed
 from trainyard_protos.v1 import launcher_pb2
 
 from scripts.testbed.ports import free_port
@@ -133,3 +136,38 @@ def test_a_recorded_exception_counts_from_when_it_was_recorded():
 def test_where_all_lost_a_peer_the_earliest_explains_the_failure():
     assert first([failure(0, 20, lost_peer=True), failure(1, 10, lost_peer=True)]).end.rank == 1
     assert first([failure(0, 10, lost_peer=True), failure(1, 20)]).end.rank == 1
+
+
+def test_a_program_that_reports_a_killed_child_did_not_itself_run_out_of_memory():
+    """A DataLoader raises when the kernel kills one of its processes: rules on OutOfMemory do not match that."""
+    assert worker_failed(failure(0, 10), out_of_memory=True).reason == "WorkerFailed"
+    killed = WorkerFailure(End(0, 0, None, "SIGKILL", 10), Evidence(None, lost_peer=False))
+    assert worker_failed(killed, out_of_memory=True).reason == "OutOfMemory"
+    assert worker_failed(killed, out_of_memory=False).reason == "WorkerFailed"
+
+
+def test_a_worker_that_was_stopped_keeps_that_it_had_lost_a_peer():
+    lost = worker_failed(failure(1, 10, exception=("RuntimeError", "gloo"), lost_peer=True), out_of_memory=False)
+    noted = stopped(StopOrder("Shutdown", 1.0, "a peer failed"), lost)
+    assert (noted.reason, noted.lost_peer, noted.failed_ns, noted.first_failing_rank) == ("Stopped", True, 10, 1)
+
+
+def traceback_of(name: str, mark: str = "") -> str:
+    return "".join(f"{mark}{line}\n" for line in ("Traceback (most recent call last):", "  File", f"{name}: bad"))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (traceback_of("ValueError") + "ending\n" * (SHOWN_LINES - 1), ("ValueError", "bad")),
+        (traceback_of("ValueError") + "training\n" * SHOWN_LINES, None),
+        (traceback_of("KeyError", "[rank3]: ") + traceback_of("ValueError", "[rank2]: "), ("KeyError", "bad")),
+        (traceback_of("KeyError") + traceback_of("ValueError"), ("ValueError", "bad")),
+    ],
+    ids=["in the last lines", "long before the end", "of its own rank", "the last one"],
+)
+def test_the_exception_is_that_of_the_last_traceback_of_the_worker_near_its_end(tmp_path, text, found):
+    file = Path(output_file(str(tmp_path), 3))
+    file.parent.mkdir()
+    file.write_text(text)
+    assert read(str(tmp_path), 3).exception == found

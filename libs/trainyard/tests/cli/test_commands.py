@@ -345,6 +345,7 @@ async def test_artifacts_are_listed_with_how_to_get_them(yard: ScriptedYard) -> 
     assert ended.lines[1].split()[:7] == ["m@3", "checkpoint", "7", "val/loss", "0.25", "2.0", "KiB"]
     assert ended.lines[1].endswith("best, latest")
     assert ended.lines[-1] == "next: yard artifacts show m@3  ·  yard artifacts get m@3"
+    assert "compared by  val/loss 0.25 (min is best)" in (await run("artifacts", "show", "m@best")).lines
 
 
 async def test_a_shell_carries_input_output_and_exit_code(yard: ScriptedYard) -> None:

@@ -11,7 +11,7 @@ import struct
 import sys
 import termios
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -48,10 +48,13 @@ class Terminal:
         return ESCAPES.sub("", self.shown)
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(PATIENCE_S):
-            while text not in self.text:
-                self._changed.clear()
-                await self._changed.wait()
+        """Waits until a text is shown; fails with what was shown instead."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                while text not in self.text:
+                    self._changed.clear()
+                    await self._changed.wait()
+        assert text in self.text
 
     def type(self, keys: str) -> None:
         os.write(self._descriptor, keys.encode())
