@@ -1,4 +1,4 @@
-"""How far a run is, as its trackers are told: its total is known from the first report on and is where it ends."""
+"""The progress that trackers receive: the total is known from the first report on, and the run ends at it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Interrupt(Callback):
 
 
 def told(**options: Any) -> tuple[list[tuple[int, int | None]], int]:
-    """What trackers are told of a run, and the step at which it ends."""
+    """The progress that trackers received, and the step at which the run ended."""
     tracker = Written()
     fit = trainer(trackers=[tracker], **options).fit()
     return tracker.far, fit.state.step

@@ -57,7 +57,7 @@ async def test_runs_of_a_job_go_together_and_once_its_attempts_are_over(each_ing
         assert reason_of(await refused(remove(each_ingestor, *some))) == "PartOfSeries"
     await remove(each_ingestor, 1, 2)
     assert await runs(each_ingestor) == []
-    await open_run(each_ingestor.user(), 3, fence=3, name="digits")  # a retry of the job goes on as ever
+    await open_run(each_ingestor.user(), 3, fence=3, name="digits")  # a retry of the job continues as before
     assert await runs(each_ingestor) == [run_id(3)]
 
 

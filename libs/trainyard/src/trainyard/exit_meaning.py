@@ -22,7 +22,7 @@ _CODE_OF_EXCEPTION = 1
 """With which Python ends after an exception that nothing caught; a program that logged one chooses its own code."""
 
 _REASONS = {
-    "Hung": "no worker gave a sign of life within spec.hangTimeout; the logs hold the stacks of all ranks",
+    "Hung": "no worker reported progress within spec.hangTimeout; the logs hold the stacks of all ranks",
     "Stopped": "it was stopped from outside, not by a failure of its own",
     "DeadlineExceeded": "it was still running at spec.deadline; raise it, or continue from the last checkpoint",
     "AgentLost": "its agent ended without a record, for instance because the machine restarted or something killed it",
@@ -132,7 +132,7 @@ def _why(exit: common_pb2.Exit, code: int | None, signal_name: str) -> str:
 
 
 def _gpu_memory(exit: common_pb2.Exit, signal_name: str) -> bool:
-    """Whether the exception says so or, where none is known, the last lines. They do not explain a SIGKILL."""
+    """Whether GPU memory is the cause, by the exception. Where none is known, by the last lines, except for SIGKILL."""
     if exit.exception.type:
         told = _CUDA_MEMORY.search(exit.exception.message) is not None
         return told or exit.exception.type.endswith("OutOfMemoryError")

@@ -78,7 +78,7 @@ class NodeEnd:
 
     `cause` is what the backend itself knows of the end, for instance that the pod was evicted: it explains an agent
     that left no record, or one that says no more than that it was told to stop. With `presumed` it is what the backend
-    takes for the cause of an end that nobody here asked for. `memory` is what the backend knows of the node's memory.
+    takes for the cause of an end that was not requested here. `memory` is what the backend knows of the node's memory.
     """
 
     attempt_id: str

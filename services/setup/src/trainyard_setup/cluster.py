@@ -152,8 +152,7 @@ class Cluster:
                         raise
 
     def release_resources(self, operator: str, namespaces: Sequence[str]) -> None:
-        """Says in TrainingJob resources that their operator is gone, and takes its finalizer off them: nobody would let
-        them be deleted.
+        """Writes to TrainingJob resources that their operator is gone, and removes its finalizer: it blocks deletion.
 
         Those of other operators stay as they are. What never became a job is free for them; what did stays this
         operator's, for its next installation to go on with.

@@ -73,7 +73,7 @@ def read(folder: str, output_rank: int, rank: int | None = None) -> Evidence:
 
 
 def of_torchrun(folder: str, rank: int) -> OfTorchrun | None:
-    """Which worker made the installed torchrun fail, if it says so.
+    """Returns which worker made the installed torchrun fail, if its report names one.
 
     Args:
         rank: under which its output is kept.

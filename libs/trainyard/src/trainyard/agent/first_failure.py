@@ -36,7 +36,7 @@ class WorkerFailure:
 
     @property
     def own(self) -> bool:
-        """Whether it failed by itself: of one that was stopped, only an exception of its own says so."""
+        """Whether it failed by itself. A worker that was stopped did so only if it has an exception of its own."""
         return not self.stopped or (self.evidence.exception is not None and not self.evidence.lost_peer)
 
     @property

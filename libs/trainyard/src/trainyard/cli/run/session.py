@@ -116,7 +116,7 @@ class _Session:
         from trainyard.cli.run import interrupts
 
         if by is signal.SIGINT:
-            if self._held:  # the yard knows before the user is told that the job outlives this process
+            if self._held:  # the yard confirms it before the message that the job outlives this process
                 await self._held.hold(self._job.id, detached=True)
             leave = await interrupts.offer(self._job, self._received)
         else:

@@ -1,4 +1,4 @@
-"""Secrets of the cluster that a job may name although nobody checked whether its author may read them.
+"""Secrets of the cluster that a job may name without a check of its author's permission to read them.
 
 A caller of the yard has no identity in the cluster. So a job that did not come by a checked TrainingJob gets only
 Secrets that carry a label, which says that every user of the yard may have them.

@@ -1,4 +1,4 @@
-"""Whether whoever wrote a job's document may read the Secrets that it names. Of earlier jobs nobody checked it."""
+"""Whether whoever wrote a job's document may read the Secrets that it names. Earlier jobs were not checked."""
 
 import sqlalchemy as sa
 from alembic import op
