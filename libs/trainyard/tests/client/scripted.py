@@ -256,6 +256,8 @@ class _Scheduler(_Servicer, scheduler_pb2_grpc.SchedulerServiceServicer):
         if request.from_now:
             await asyncio.Event().wait()
         async for item in self.yard.play(self.yard.events.pop(0) if self.yard.events else [], context):
+            if item.state:
+                self.yard.job.state = item.state
             yield item
 
 

@@ -46,11 +46,25 @@ PATIENCE_S = 30.0
 PATIENCE_ELSEWHERE_S = 300.0
 """The same for a yard elsewhere: a cluster takes its time to bring a gateway to another machine."""
 _LOOK_S = 2.0
+_PAUSE_S = 0.5
+"""Between two calls to a service that is away behind a proxy that answers: no connection says when it is back."""
 NO_YARD = "NoYard"
 HOW_TO_START = "start one with 'yard up'; 'yard run FILE' starts one for the length of a job"
 """Reason of the error when no yard is named and none runs on this machine."""
 
 Answer = TypeVar("Answer")
+
+
+@dataclass(slots=True)
+class Outage:
+    """Since when one reader waits for a yard that it had reached before; a try that fails does not begin it again."""
+
+    since_s: float | None = None
+    """Of the steady clock; None while the yard answers."""
+
+    def over(self) -> None:
+        """The yard has answered."""
+        self.since_s = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +300,11 @@ class Connection:
         where = self.target.release or self.target.endpoint
         return f"see whether the yard runs at {where}; 'yard context list' shows where commands go"
 
-    async def until_back(self, lost: errors.NotRunning) -> None:
-        """Waits for a yard that was lost, for instance because it was killed and is started again; warns that it does.
+    async def until_back(self, lost: errors.NotRunning, outage: Outage) -> None:
+        """Waits for a yard that was lost, for instance because it was killed and is started again.
+
+        Warns at the first loss of an outage. A service that is lost behind a proxy, which answers for it, may not be
+        back yet: its next call shows.
 
         Raises:
             NotRunning: `lost` itself, when the yard ended for good or stays away for too long: `PATIENCE_S` seconds on
@@ -300,9 +317,13 @@ class Connection:
             if yard is None or (yard.ephemeral and not yard.alive):  # nobody starts a yard of one command again
                 raise lost
             patience_s = PATIENCE_S
-        # Who has set up no logging reads a warning on stderr, users of the command line among them.
-        logger.warning("the yard does not answer (%s); waiting for up to %.0f s", lost, patience_s)
-        deadline = time.monotonic() + patience_s
+        if outage.since_s is None:
+            # Who has set up no logging reads a warning on stderr, users of the command line among them.
+            logger.warning("the yard does not answer (%s); waiting for up to %.0f s", lost, patience_s)
+            outage.since_s = time.monotonic()
+        deadline = outage.since_s + patience_s
+        if self._channel.get_state() is grpc.ChannelConnectivity.READY:
+            await asyncio.sleep(_PAUSE_S)
         while (left_s := deadline - time.monotonic()) > 0:
             with suppress(TimeoutError):
                 return await asyncio.wait_for(self._channel.channel_ready(), min(_LOOK_S, left_s))

@@ -14,6 +14,7 @@ from trainyard_protos.v1 import common_pb2, launcher_pb2
 
 from trainyard import errors
 from trainyard.client import states
+from trainyard.client.connection import Outage
 from trainyard.client.runs import RunCalls, Subject
 
 Event = launcher_pb2.FollowEvent
@@ -45,15 +46,17 @@ class FollowCalls(RunCalls):
         """
         position = position or Position()
         job = await self.job_id(job)
+        outage = Outage()
         while True:
             try:
                 async for event in self.live(job, next_seq=position.next_seq):
+                    outage.over()
                     async for complete in self._complete(job, event, position):
                         yield complete
                 if (await self.get(job)).state in states.ENDED:
                     return
             except errors.NotRunning as lost:
-                await self._connection.until_back(lost)
+                await self._connection.until_back(lost, outage)
 
     async def _complete(self, job: str, event: Event, position: Position) -> AsyncIterator[Event]:
         match event.WhichOneof("event"):

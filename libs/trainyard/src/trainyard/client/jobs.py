@@ -9,7 +9,7 @@ from trainyard_protos.v1 import scheduler_pb2 as pb
 
 from trainyard import errors
 from trainyard.client import states
-from trainyard.client.connection import Connection
+from trainyard.client.connection import Connection, Outage
 from trainyard.client.documents import Document, Source, document
 from trainyard.client.names import job_reference
 from trainyard.client.statuses import code_of, from_code
@@ -199,14 +199,16 @@ class JobCalls:
     async def watch(self, job: str = "", after_seq: int = 0, *, from_now: bool = False) -> AsyncIterator[pb.Event]:
         """Events after a cursor, then new ones as they happen, each exactly once, also over a restart of the yard."""
         request = pb.WatchRequest(workspace=self.workspace, job=job, after_seq=after_seq, from_now=from_now)
+        outage = Outage()
         while True:
             try:
                 async for event in self._connection.stream(self._connection.scheduler.Watch, request):
+                    outage.over()
                     request.after_seq, request.from_now = event.seq, False
                     yield event
                 return
             except errors.NotRunning as lost:
-                await self._connection.until_back(lost)
+                await self._connection.until_back(lost, outage)
 
     async def wait(self, job: str) -> pb.Job:
         """The job, once it has ended.
@@ -215,16 +217,26 @@ class JobCalls:
             NotFound: there is no such job.
             NeverFits: it is queued, and no machine can hold it.
         """
-        found = await self.get(job)
-        while found.state not in states.ENDED:
-            check_fits(found)
-            async for event in self.watch(found.id, found.event_seq):
-                if event.state in states.ENDED:
-                    return await self.get(found.id)
-                if event.state == pb.JOB_STATE_QUEUED:  # again: it may no longer fit
-                    break
-            found = await self.get(found.id)
-        return found
+        return await self.until_ended(await self.get(job))
+
+    async def until_ended(self, job: pb.Job) -> pb.Job:
+        """`job`, as it was read before, once it has ended. A yard that is lost meanwhile is waited for.
+
+        Raises:
+            NeverFits: it is queued, and no machine can hold it.
+        """
+        outage = Outage()
+        while job.state not in states.ENDED:
+            check_fits(job)
+            try:
+                async for event in self.watch(job.id, job.event_seq):
+                    if event.state in states.ENDED or event.state == pb.JOB_STATE_QUEUED:  # it may no longer fit
+                        break
+                job = await self.get(job.id)
+                outage.over()
+            except errors.NotRunning as lost:
+                await self._connection.until_back(lost, outage)
+        return job
 
     async def pools(self) -> Sequence[pb.Pool]:
         """The pools of machines, with what is free on each."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from trainyard_protos.v1 import launcher_pb2, metrics_pb2
 
 from trainyard import errors
+from trainyard.client.connection import Outage
 from trainyard.client.frames import AsyncLines, SeriesList
 from trainyard.client.jobs import JobCalls
 
@@ -130,9 +131,11 @@ class RunCalls(JobCalls):
     ) -> AsyncIterator[metrics_pb2.StoredLine]:
         subject = await self.subject(of)
         request.job_id, request.run_id = subject.job_id, subject.run_id
+        outage = Outage()
         while True:
             try:
                 async for answer in self._connection.stream(self._connection.metrics.ReadLogs, request):
+                    outage.over()
                     for line in answer.lines:
                         yield line
                     request.after.CopyFrom(answer.position)
@@ -141,7 +144,7 @@ class RunCalls(JobCalls):
                 if not request.after.writer_id:  # nothing was read, or the yard is older and names no positions
                     raise
                 if lost.reason != _STALLED:
-                    await self._connection.until_back(lost)
+                    await self._connection.until_back(lost, outage)
 
     async def series(
         self, of: str | Subject, names: Sequence[str] = (), *, include_hidden: bool = False

@@ -180,7 +180,7 @@ async def _go_on(
     """
     from trainyard.cli.run.summary import exit_code
 
-    ended = asyncio.create_task(client.wait(job.id))
+    ended = asyncio.create_task(client.until_ended(job))
     shown = asyncio.create_task(_show_new(client, job, position, show, wanted))
     try:
         await asyncio.wait({ended, shown}, return_when=asyncio.FIRST_EXCEPTION)
