@@ -54,6 +54,7 @@ lint: $(READY)  ## formatting, lint, types, dependency directions, generated cod
 	scripts/codegen --check
 	scripts/crds --check
 	$(VENV)/bin/python -m scripts.grafana --check
+	$(VENV)/bin/python -m scripts.dialects --lint
 
 format: $(READY)  ## format the sources
 	$(VENV)/bin/ruff format .

@@ -1,0 +1,140 @@
+"""Mutations: small deliberate faults, stored as data, each of which breaks one clause of one row.
+
+They are in `scripts/mutations/<system>/<section>.toml`. CONTRIBUTING.md describes how to add one.
+"""
+
+from __future__ import annotations
+
+import ast
+import random
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "scripts" / "mutations"
+TESTS = "libs/trainkit/tests"
+SYSTEMS = ("accmt",)
+ROWS_A_DAY = 10
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One fault.
+
+    Attributes:
+        row: id of the row whose own tests must fail.
+        clause: what the fault breaks, in a few words.
+        file: the source, relative to the repository.
+        old: text that occurs exactly once in the source.
+        new: what replaces it.
+        raises: exception that also counts as caught, for a row that is about exactly this exception.
+        because: why `raises` counts, or why the fault may raise, or change names or parameters.
+    """
+
+    system: str
+    row: str
+    clause: str
+    file: str
+    old: str
+    new: str
+    raises: str = ""
+    because: str = ""
+
+    def applied(self, text: str) -> str:
+        """Returns the source with the fault; raises ValueError unless the old text occurs exactly once."""
+        if (count := text.count(self.old)) != 1:
+            raise ValueError(f"the old text occurs {count} times in {self.file}; expected exactly once")
+        return text.replace(self.old, self.new)
+
+
+def titles(system: str) -> dict[str, str]:
+    """Returns the title of each row of a system."""
+    lines = (ROOT / "scripts" / f"dialects_{system}.txt").read_text("utf-8").splitlines()
+    return dict(line.split(" ", 1) for line in lines)
+
+
+def load(folder: Path = FOLDER) -> list[Mutation]:
+    """Returns all mutations, in the order of their rows; raises SystemExit for a file that is not of the format."""
+    found: list[Mutation] = []
+    for file in sorted(folder.glob("*/*.toml")):
+        try:
+            entries = tomllib.loads(file.read_text("utf-8")).get("mutation", [])
+            found += [Mutation(system=file.parent.name, **entry) for entry in entries]
+        except (tomllib.TOMLDecodeError, TypeError) as error:
+            raise SystemExit(f"{file}: {error}") from error
+    return sorted(found, key=lambda each: (each.system, each.row))
+
+
+def without(system: str, found: Sequence[Mutation]) -> list[str]:
+    """Returns the rows of a system that have no mutation."""
+    return [row for row in titles(system) if row not in {each.row for each in found}]
+
+
+def of_the_day(found: Sequence[Mutation], day: date) -> list[Mutation]:
+    """Returns one mutation of each of the rows that are chosen by the date."""
+    draw = random.Random(day.isoformat())
+    rows: dict[str, list[Mutation]] = defaultdict(list)
+    for each in found:
+        rows[each.row].append(each)
+    return [draw.choice(rows[row]) for row in sorted(draw.sample(sorted(rows), min(ROWS_A_DAY, len(rows))))]
+
+
+def problems(found: Sequence[Mutation]) -> list[str]:
+    """Returns what is wrong with mutations: those that do not apply, and those that do more than they may."""
+    known = {system: titles(system) for system in SYSTEMS}
+    clauses = Counter((each.row, each.clause) for each in found)
+    return [
+        f"{each.row} ({each.clause}): {problem}"
+        for each in found
+        for problem in _problems(each, known, clauses[each.row, each.clause])
+    ]
+
+
+def _problems(each: Mutation, known: dict[str, dict[str, str]], same: int) -> Iterator[str]:
+    if each.row not in known.get(each.system, {}):
+        yield f"{each.system} has no such row"
+    if same > 1:
+        yield "this clause occurs twice; give each mutation of a row a clause of its own"
+    if each.raises and not each.because:
+        yield "`raises` needs `because`: the reason why the row is about this exception"
+    path = ROOT / each.file
+    if not path.is_file():
+        yield f"there is no file {each.file}"
+        return
+    text = path.read_text("utf-8")
+    try:
+        before, after = ast.parse(text), ast.parse(each.applied(text))
+    except (ValueError, SyntaxError) as error:
+        yield str(error)
+        return
+    if ast.dump(before) == ast.dump(after):
+        yield "the new text means the same as the old one"
+    if each.because:
+        return
+    if _raises(after) > _raises(before):
+        yield "the new text raises; change a value, a branch, an order or a default, or say `because`"
+    if _names(after) != _names(before):
+        yield "the new text changes names or parameters; change a value, a branch, an order or a default"
+
+
+def _raises(tree: ast.AST) -> int:
+    return sum(isinstance(node, ast.Raise) for node in ast.walk(tree))
+
+
+def _names(tree: ast.AST) -> Counter[str]:
+    """What a source defines and imports, and the parameters of its functions."""
+    names: Counter[str] = Counter()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name):
+                names[f"class {name}"] += 1
+            case ast.FunctionDef(name=name, args=args) | ast.AsyncFunctionDef(name=name, args=args):
+                parameters = [*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg]
+                names[f"def {name}({', '.join(each.arg for each in parameters if each)})"] += 1
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                names.update(f"import {alias.asname or alias.name}" for alias in aliases)
+    return names
