@@ -28,6 +28,7 @@ from trainkit.trackers import (
 )
 from trainkit.trackers.background import DROPPED
 from trainkit.trackers.base import Outcome
+from trainkit.trackers.clock import Clock
 
 from libs.trainkit.tests.forks import Forks
 from libs.trainkit.tests.trackers.server import Server, wait_for
@@ -304,6 +305,34 @@ def test_mlflow_has_every_step_once_after_a_kill_and_an_outage(server: Server, t
     run = client.get_run(outage.run_id)
     assert run.data.metrics == {"loss": 1.0} and run.info.status == "FAILED"
     assert [each.path for each in client.list_artifacts(outage.run_id, "notes")] == ["notes/a.txt"]
+
+
+def test_mlflow_has_every_point_once_when_rows_of_the_checkpoints_step_were_logged_after_it(
+    server: Server, tmp_path: Path
+) -> None:
+    """As after a SIGTERM in an evaluation and a SIGKILL later: the evaluation of step 5 is done again."""
+    first = MLflow(server.uri, experiment="twice")
+    clock = Clock()
+    first.open(RunContext(name="twice", folder=tmp_path, clock=clock))
+    first.log({"loss": 0.5, "val/loss": 3.0}, 5)
+    cut = clock.cut()
+    first.log({"val/loss": 2.0}, 5)
+    first.log({"loss": 0.6}, 6)
+    first.flush()
+    for _ in range(2):
+        context = RunContext(name="twice", folder=tmp_path, resumed_step=5, resumed_time=cut, clock=Clock(cut))
+        again = MLflow(server.uri, experiment="twice")
+        again.open(context)
+        again.log({"val/loss": 2.0}, 5)
+        again.log({"loss": 0.6}, 6)
+        again.close("finished")
+
+    import mlflow
+
+    client = mlflow.MlflowClient(server.uri)
+    for name, points in {"loss": [(5, 0.5), (6, 0.6)], "val/loss": [(5, 2.0), (5, 3.0)]}.items():
+        history = client.get_metric_history(again.run_id, name)
+        assert sorted((each.step, each.value) for each in history) == points
 
 
 def test_an_mlflow_server_that_is_not_there_is_told_before_training(tmp_path: Path) -> None:

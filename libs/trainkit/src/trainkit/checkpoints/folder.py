@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 from trainkit.checkpoints.files import Stored, sha256, sync_folder, write
 from trainkit.checkpoints.policy import Best
 from trainkit.errors import DamagedCheckpoint
+from trainkit.trackers.clock import moment_of
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -36,6 +38,8 @@ class Manifest:
     turn: int = 0
     """Counts the checkpoints of this folder in the order in which they were made. That need not be the order of their
     steps: a run may go on from an older one."""
+    logged_until: float | None = None
+    """Rows of trackers up to this time are in this checkpoint; a run that resumes from it logs later ones again."""
 
 
 def draft(folder: Path, step: int) -> Path:
@@ -50,13 +54,14 @@ def commit(folder: Path, manifest: Manifest) -> Path:
     turn = 1 + max((_turn(folder, step) for step in steps(folder)), default=0)
     body = {"format": FORMAT, **asdict(manifest), "turn": turn}
     write(at / MANIFEST, [json.dumps(body, indent=1).encode()])
+    _stamp(at, manifest.logged_until)
     sync_folder(at)
     final = folder / f"step-{manifest.step}"
     _take_name(at, final)
     return final
 
 
-def commit_part(folder: Path, step: int, kept: Sequence[int]) -> None:
+def commit_part(folder: Path, step: int, kept: Sequence[int], logged_until: float | None) -> None:
     """Gives the part that this machine has of a checkpoint its name, once the first process has committed.
 
     Does nothing where the first process sees this folder too, or another process of this machine was quicker. A part
@@ -64,15 +69,26 @@ def commit_part(folder: Path, step: int, kept: Sequence[int]) -> None:
 
     Args:
         kept: the steps that the first process keeps.
+        logged_until: as in the manifest.
     """
     mine = folder / f".draft-step-{step}-part"
     try:
         draft(folder, step).rename(mine)  # one process alone can do that
     except FileNotFoundError:
         return
+    _stamp(mine, logged_until)
     _take_name(mine, folder / f"step-{step}")
     for other in set(steps(folder)) - set(kept):
         discard(folder / f"step-{other}")
+
+
+def _stamp(at: Path, logged_until: float | None) -> None:
+    """Gives the files the time of the state in them: a yard ends the rows of this checkpoint there, and not when the
+    files were written, by when the run has logged more."""
+    if logged_until is not None:
+        time_ns = int(moment_of(logged_until) * 1e9)
+        for path in at.iterdir():
+            os.utime(path, ns=(time_ns, time_ns))
 
 
 def _take_name(at: Path, final: Path) -> None:
@@ -117,7 +133,9 @@ def read_manifest(path: Path) -> Manifest:
         body: dict[str, Any] = json.loads((path / MANIFEST).read_text())
         files = [Stored(**entry) for entry in body["files"]]
         found = body["format"]
-        manifest = Manifest(body["step"], body["world_size"], body["results"], files, body.get("turn", 0))
+        manifest = Manifest(
+            body["step"], body["world_size"], body["results"], files, body.get("turn", 0), body.get("logged_until")
+        )
         _refuse_impossible(manifest)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DamagedCheckpoint(f"{path}: {MANIFEST} cannot be read: {error!r}") from error
@@ -131,6 +149,8 @@ def _refuse_impossible(manifest: Manifest) -> None:
     counts = {"step": manifest.step, "world_size": manifest.world_size, "turn": manifest.turn}
     if wrong := [f"{name} is {count!r}" for name, count in counts.items() if type(count) is not int or count < 0]:
         raise ValueError(", ".join(wrong))
+    if manifest.logged_until is not None and not isinstance(manifest.logged_until, int | float):
+        raise ValueError(f"logged_until is {manifest.logged_until!r}")
     results = manifest.results
     if not isinstance(results, dict) or not all(isinstance(value, int | float) for value in results.values()):
         raise ValueError(f"results is {results!r}")

@@ -165,16 +165,20 @@ class Saver:
                 at, snapshot, shared, index_of(metadata, plans), [file for files in everyones for file in files]
             )
         # Nobody goes on to the next one, or ends, before this one counts.
-        kept = self._gathered(folders.steps(self.folder) if self._rank == 0 else None)[0]
+        done = (folders.steps(self.folder), snapshot.logged_until) if self._rank == 0 else None
+        kept, logged_until = self._gathered(done)[0]
         if self._rank > 0:
-            folders.commit_part(self.folder, snapshot.step, kept)
+            folders.commit_part(self.folder, snapshot.step, kept, logged_until)
         return self.folder / f"step-{snapshot.step}"
 
     def _commit(self, at: Path, snapshot: Snapshot, shared: Any, index: dict[str, Any], files: list[Stored]) -> None:
         files.append(write(at / SHARED, [json.dumps(shared).encode()]))
         files.append(write(at / INDEX, [json.dumps(index).encode()]))
         self._before_commit()
-        folders.commit(self.folder, folders.Manifest(snapshot.step, self._world, snapshot.results, files))
+        manifest = folders.Manifest(
+            snapshot.step, self._world, snapshot.results, files, logged_until=snapshot.logged_until
+        )
+        folders.commit(self.folder, manifest)
         folders.retain(self.folder, snapshot.step, self._policy.keep_last, self._policy.best)
 
     def _gathered(self, value: Any) -> list[Any]:

@@ -69,6 +69,7 @@ class Fit:
         window: how the losses of the present accumulation window are weighted.
         due: what is due every so often.
         stop_reason: why the run ended early, or None.
+        interrupted: a signal ends the run: its last checkpoint is one that an uninterrupted run does not make.
         total_steps: the step at which the run will end, or None when its duration and its data do not say.
         left: what is open of the last step's end, when its evaluation was cut short.
     """
@@ -83,6 +84,7 @@ class Fit:
         self.need_grad_norm = trainer.non_finite == "skip"
         self.output: Any = None
         self.stop_reason: str | None = None
+        self.interrupted = False
         self.resumed_step: int | None = None
         self.total_steps: int | None = None
         self.strategy = strategy(trainer.strategy)
@@ -132,9 +134,10 @@ class Fit:
         if trainer.checkpoints is not None:
             self._open_checkpoints(closing)
         self.total_steps = self._count_steps()
-        if self.strategy.is_main:
-            self._trackers.open(trainer.trackers, run_context(trainer, self.resumed_step, self.strategy.world_size))
-            self._report_progress()
+        resumed = (self.resumed_step, self._trackers.resumed_time)
+        context = run_context(trainer, *resumed, self.strategy.world_size)
+        self._trackers.open(trainer.trackers if self.strategy.is_main else (), context)
+        self._report_progress()
         closing.enter_context(self._signals)
         self.due = Cadences(
             trainer,

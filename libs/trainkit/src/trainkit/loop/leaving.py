@@ -43,6 +43,7 @@ def interrupt(fit: Fit) -> None:
 
 def leave(fit: Fit) -> NoReturn:
     """Ends the run with a last checkpoint, if it has any."""
+    fit.interrupted = True
     if fit._keeper is not None:
         fit._keeper.last(fit._signals.at)
     text = f"asked to end by {fit._signals.name} at step {fit.state.step}"

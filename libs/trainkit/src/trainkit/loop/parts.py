@@ -10,6 +10,7 @@ from trainkit.data.feed import Feed
 from trainkit.durations import Duration, Steps
 from trainkit.errors import InvalidSetup
 from trainkit.trackers.base import RunContext
+from trainkit.trackers.clock import Clock
 from trainkit.trainer import Totals, Trainer
 
 _log = logging.getLogger("trainkit")
@@ -52,14 +53,16 @@ def with_last(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
         yield batch, True
 
 
-def run_context(trainer: Trainer, resumed_step: int | None, world_size: int) -> RunContext:
+def run_context(trainer: Trainer, resumed_step: int | None, resumed_time: float | None, world_size: int) -> RunContext:
     """What trackers are told."""
     return RunContext(
         name=trainer.name,
         folder=trainer.checkpoints.place() if trainer.checkpoints is not None else None,
         parameters=trainer.parameters,
         resumed_step=resumed_step,
+        resumed_time=resumed_time,
         world_size=world_size,
+        clock=Clock(resumed_time),
     )
 
 

@@ -46,7 +46,8 @@ def take(fit: Fit, *, interrupted: bool = False) -> Snapshot:
     elif fit.strategy.world_size > 1:
         own["buffers"] = dict(fit.module.named_buffers())
     shared = {**_shared(fit), "interrupted": interrupted}
-    return Snapshot(step=fit.state.step, shared=shared, own=own, results=dict(fit.results))
+    logged_until = fit._trackers.cut()
+    return Snapshot(fit.state.step, shared, own, dict(fit.results), logged_until)
 
 
 def _shared(fit: Fit) -> dict[str, Any]:
@@ -154,6 +155,7 @@ def load(fit: Fit, path: Path) -> bool:
         own = _read(path / own_file(fit.strategy.rank))
     tensors = _tensors(fit, path, index, [*names(plain), *names(own)])
     state, own_state = join(plain, tensors), join(own, tensors)
+    fit._trackers.resumed(manifest.logged_until)
     _apply_shared(fit, path, state)
     if manifest.world_size == fit.strategy.world_size:
         _apply_own(fit, own_state)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from trainkit.trackers.base import Outcome, RunContext, Tracker
+from trainkit.trackers.clock import Clock
+from trainkit.trackers.values import Values, copied
 
 _log = logging.getLogger("trainkit")
 
@@ -28,31 +30,69 @@ class _Lost:
 
 
 class Trackers:
-    """What rows are given to. Nothing is open before `open`, and on all processes but the first."""
+    """What rows are given to. Nothing is open before `open`, and on all processes but the first.
+
+    Attributes:
+        resumed_time: where rows end that are in the checkpoint resumed from, if it says so.
+    """
 
     def __init__(self) -> None:
         self._open: list[Tracker] = []
+        self._clock: Clock | None = None
+        self.resumed_time: float | None = None
+        self._early: list[tuple[Values, int]] = []  # logged before `open`
+        self._ended = self._said_ended = False
         self._lost: dict[int, _Lost] = {}  # by the tracker's place in `_open`
         self._unflushed: set[int] = set()
         self._without_progress: set[int] = set()
 
     def open(self, trackers: Iterable[Tracker], context: RunContext) -> None:
-        """Opens all of them.
+        """Opens all of them. On processes but the first there are none.
 
         Raises:
             Exception: one could not be; those before it stay open until `close`.
         """
+        self._clock = context.clock
         for tracker in trackers:
             tracker.open(context)
             self._open.append(tracker)
+        early, self._early = self._early, []
+        for values, step in early:
+            self.log(values, step)
 
     def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
-        """Gives a row to each."""
+        """Gives a copy of a row to each."""
+        if not self._open:
+            return self._log_closed(values, step)
+        values = copied(values)
         for at, tracker in enumerate(self._open):
             try:
                 tracker.log(values, step)
             except Exception as error:
                 self._lose(at, step, error)
+
+    def _log_closed(self, values: Mapping[str, float | Tensor], step: int) -> None:
+        if self._clock is None:
+            self._early.append((copied(values), step))
+        elif self._ended and not self._said_ended:
+            self._said_ended = True
+            _log.warning(
+                "%s of step %d was logged after the end of the run, when its trackers are closed, and is lost: log "
+                "it in on_fit_end at the latest. This is said once.",
+                ", ".join(values),
+                step,
+            )
+
+    def resumed(self, time: float | None) -> None:
+        """Takes in that the run resumed from a checkpoint whose rows end at `time`: what was logged before that, in
+        `on_fit_start`, is among them."""
+        self.resumed_time = time
+        self._early.clear()
+
+    def cut(self) -> float | None:
+        """Where rows end that are in a checkpoint taken now: a time after those so far and before all others. Without
+        open trackers that is where it was."""
+        return self._clock.cut() if self._open and self._clock is not None else self.resumed_time
 
     def progress(self, step: int, total_steps: int | None) -> None:
         """Says how far the run is to each."""
@@ -87,6 +127,8 @@ class Trackers:
 
     def close(self, outcome: Outcome) -> None:
         """Ends all of them."""
+        self._ended = bool(self._open)
+        self._early.clear()
         while self._open:
             tracker = self._open.pop()
             lost = self._lost.pop(len(self._open), None)

@@ -1,6 +1,6 @@
 """A tracker that writes off the training thread.
 
-`log` puts a row into a bounded queue and wakes nobody. A thread takes what has gathered every `interval_s`, reads
+`log` copies a row into a bounded queue and wakes nobody. A thread takes what has gathered every `interval_s`, reads
 tensors there, and hands the rows to `_write`. What fails is tried again with growing pauses; what finds the queue full
 is dropped, and the row that comes through next is preceded by a mark: `trainkit/dropped_rows`, at the first step that
 is missing.
@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from trainkit.trackers.base import Outcome, RunContext, Tracker
+from trainkit.trackers.clock import Clock
+from trainkit.trackers.values import Values, copied
 
 DROPPED = "trainkit/dropped_rows"
 _LONGEST_PAUSE_S = 30.0
@@ -29,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What one call of `log` recorded; `time` in seconds since 1970."""
+    """What one call of `log` recorded; `time` in seconds since 1970, by the run's clock."""
 
     step: int
     time: float
@@ -52,10 +54,11 @@ class Background(Tracker):
     def __init__(self, *, capacity: int = 100_000, interval_s: float = 0.5, patience_s: float = 30.0) -> None:
         self._capacity, self._interval_s, self._patience_s = capacity, interval_s, patience_s
         self._thread: threading.Thread | None = None
+        self._clock = Clock()
         self._begin_run()
 
     def _begin_run(self) -> None:
-        self._waiting: deque[tuple[int, float, Mapping[str, float | Tensor]]] = deque()
+        self._waiting: deque[tuple[int, float, Values]] = deque()
         self._dropped: tuple[int, int] | None = None  # first step, count
         self._logged = self._done = 0
         self._wake, self._written = threading.Event(), threading.Condition()
@@ -81,6 +84,7 @@ class Background(Tracker):
 
     def open(self, context: RunContext) -> None:
         self._begin_run()  # a trainer may run several times
+        self._clock = context.clock
         self._open(context)
         self._thread = threading.Thread(target=self._run, name=f"trainkit-{type(self).__name__}", daemon=True)
         self._thread.start()
@@ -91,15 +95,15 @@ class Background(Tracker):
             self._dropped = (first, count + 1)
             return
         self._mark_dropped()
-        self._put(dict(values), step)
+        self._put(copied(values), step)
 
     def _mark_dropped(self) -> None:
         if self._dropped is not None:
             (first, count), self._dropped = self._dropped, None
-            self._put({DROPPED: float(count)}, first)
+            self._put(Values({DROPPED: float(count)}), first)
 
-    def _put(self, values: Mapping[str, float | Tensor], step: int) -> None:
-        self._waiting.append((step, time.time(), values))
+    def _put(self, values: Values, step: int) -> None:
+        self._waiting.append((step, self._clock.now(), values))
         self._logged += 1
 
     def flush(self) -> None:
@@ -143,10 +147,11 @@ class Background(Tracker):
         taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
         return [Row(step, at, self._numbers(values, step)) for step, at, values in taken]
 
-    def _numbers(self, values: Mapping[str, float | Tensor], step: int) -> dict[str, float]:
+    def _numbers(self, values: Values, step: int) -> dict[str, float]:
         numbers: dict[str, float] = {}
         for name, value in values.items():
             try:
+                values.wait()
                 numbers[name] = float(value)
             except (TypeError, ValueError, RuntimeError) as error:
                 log.warning("%s: %s of step %d is no number: %s", type(self).__name__, name, step, error)

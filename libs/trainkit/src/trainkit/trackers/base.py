@@ -6,8 +6,10 @@ for a disk hands its rows to a thread or process of its own. Only the first proc
 What raises all the same never ends a run: `log` loses its row, and the next one is tried; a warning says so once, and
 another one at the end how many rows were lost.
 
-A resumed series has no doubled and no missing step: `flush` is called before a checkpoint counts, so what was logged up
-to it is safe; and `open` says at which step the run goes on, so that rows of a life that was killed can be hidden.
+A resumed series has every row once: `flush` is called before a checkpoint counts, so what was logged up to it is safe;
+and the context of `open` says up to which time rows belong to that checkpoint, so that later ones, which the killed
+process logged and the resumed one logs again, can be removed. The step is not enough for that: rows of one step can
+be on both sides of a checkpoint.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from torch import Tensor
+
+from trainkit.trackers.clock import Clock
 
 Outcome = Literal["finished", "stopped", "failed"]
 """`stopped`: asked to end (SIGTERM, SIGINT) and to be continued."""
@@ -35,8 +39,19 @@ class RunContext:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the run, nested, of plain values."""
     resumed_step: int | None = None
-    """The step that this life goes on from; rows with a greater step belong to a killed life. None: a fresh start."""
+    """The step that this process resumed from. None: a fresh start."""
+    resumed_time: float | None = None
+    """Rows logged after this time, in seconds since 1970 by `clock`, are not in the checkpoint and come again, whatever
+    their step. None: a fresh start, or a checkpoint of an older trainkit; then rows after `resumed_step` come again."""
     world_size: int = 1
+    clock: Clock = field(default_factory=Clock)
+    """Gives rows their times."""
+
+    def keeps(self, step: int, time: float) -> bool:
+        """Whether a stored row of this step and time belongs to the resumed run, and does not come again."""
+        if self.resumed_step is None:
+            return False
+        return step <= self.resumed_step if self.resumed_time is None else time <= self.resumed_time
 
 
 class Tracker(ABC):
@@ -52,8 +67,9 @@ class Tracker(ABC):
 
     @abstractmethod
     def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
-        """Takes one row. Tensors are scalars and never change afterwards; reading them may wait for the device, so do
-        it off the training thread where that matters."""
+        """Takes one row. The values are the tracker's own: nothing changes them afterwards. Those on the host are
+        numbers. Those on a device are tensors; reading them waits for the device, so do it off the training thread
+        where that matters."""
 
     def progress(self, step: int, total_steps: int | None) -> None:  # noqa: B027 - most trackers show no progress
         """Takes how far the run is, whenever that may have changed by much: before its first step, with every row, and

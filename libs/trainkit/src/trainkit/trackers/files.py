@@ -17,7 +17,7 @@ from trainkit.trackers.base import Outcome, RunContext
 
 
 class _File(Background):
-    """A file that rows are appended to. Rows of a life that was killed are cut off when a run is resumed."""
+    """A file that rows are appended to. Rows that are not in the checkpoint are cut off when a run resumes from it."""
 
     default: str
 
@@ -35,17 +35,17 @@ class _File(Background):
         self.path = self._given or (context.folder or Path()) / self.default
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._begin(self._kept(self.path, context.resumed_step))
+            self._begin(self._kept(self.path, context))
         except OSError as error:
             raise InvalidSetup(
                 f"{type(self).__name__}: {self.path} cannot be written: {error.strerror}; give another path"
             ) from error
 
-    def _kept(self, path: Path, resumed_step: int | None) -> list[dict[str, Any]]:
-        """The rows of earlier lives that count."""
-        if resumed_step is None or not path.exists():
+    def _kept(self, path: Path, context: RunContext) -> list[dict[str, Any]]:
+        """The stored rows that belong to the resumed run."""
+        if context.resumed_step is None or not path.exists():
             return []
-        return [row for row in self._rows(path) if int(row["step"]) <= resumed_step]
+        return [row for row in self._rows(path) if context.keeps(int(row["step"]), float(row["time"]))]
 
     def _begin(self, kept: Iterable[dict[str, Any]]) -> None:
         """Replaces the file by one that holds `kept`, and opens it."""

@@ -6,6 +6,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,10 @@ _TOO_MANY_REQUESTS = 429
 
 
 class MLflow(Background):
-    """One run of an MLflow experiment. A resumed run continues it: no step is doubled and none is missing.
+    """One run of an MLflow experiment. A resumed run continues it: every point is there once.
+
+    A server deletes no points, so those that the killed process stored after the checkpoint stay. Each of them is
+    recognised by its name and step when it is logged again, and is not sent.
 
     While the server is away, rows wait and training goes on.
 
@@ -56,7 +60,9 @@ class MLflow(Background):
         self.uri, self.experiment, self.run_name, self.tags = uri, experiment, run_name, dict(tags or {})
         self.run_id, self.artifacts = "", artifacts
         self._client: Any = None
-        self._stored: set[tuple[str, int]] = set()
+        self._beyond: Counter[tuple[str, int]] = Counter()  # stored after the checkpoint, and not logged again yet
+        self._rows: Sequence[Row] = ()
+        self._points: list[Any] = []  # of these rows, and not sent yet
 
     def _open(self, context: RunContext) -> None:
         # Rows are tried again here, so the client should not keep the thread for minutes, past the end of the run.
@@ -76,8 +82,9 @@ class MLflow(Background):
         if context.resumed_step is not None and memory is not None and memory.exists():
             self.run_id = json.loads(memory.read_text())["run_id"]
             self._client.update_run(self.run_id, status="RUNNING")
-            self._stored = set(self._beyond(context.resumed_step))
+            self._beyond = Counter(self._after_checkpoint(context))
             return
+        self._beyond = Counter()
         self.run_id = self._create(context)
         if memory is not None:
             memory.parent.mkdir(parents=True, exist_ok=True)
@@ -100,26 +107,28 @@ class MLflow(Background):
     def _place(self) -> str | None:
         return None if self.artifacts is None else Path(self.artifacts).resolve().as_uri()
 
-    def _beyond(self, step: int) -> Iterator[tuple[str, int]]:
-        """What a life that was killed stored after the checkpoint: it comes again, with the same values."""
+    def _after_checkpoint(self, context: RunContext) -> Iterator[tuple[str, int]]:
+        """The stored points that the resumed run logs again, with the same values."""
         for name in self._client.get_run(self.run_id).data.metrics:
             for point in self._client.get_metric_history(self.run_id, name):
-                if point.step > step:
+                if not context.keeps(point.step, point.timestamp / 1000):
                     yield name, point.step
 
     def _write(self, rows: Sequence[Row]) -> None:
+        if rows is not self._rows:  # else it is another try, which sends the rest
+            self._rows, self._points = rows, list(self._new_points(rows))
+        while self._points:
+            self._send(self._points[:_MOST_METRICS])
+            del self._points[:_MOST_METRICS]
+
+    def _new_points(self, rows: Sequence[Row]) -> Iterator[Any]:
         entities = require("mlflow.entities", "the MLflow tracker")
-        points = [
-            entities.Metric(name, value, int(row.time * 1000), row.step)
-            for row in rows
-            for name, value in row.values.items()
-            if (name, row.step) not in self._stored
-        ]
-        for at in range(0, len(points), _MOST_METRICS):
-            part = points[at : at + _MOST_METRICS]
-            self._send(part)
-            self._stored.update((point.key, point.step) for point in part)  # a second try sends the rest alone
-        self._stored.difference_update((point.key, point.step) for point in points)
+        for row in rows:
+            for name, value in row.values.items():
+                if self._beyond[name, row.step] > 0:
+                    self._beyond[name, row.step] -= 1
+                else:
+                    yield entities.Metric(name, value, int(row.time * 1000), row.step)
 
     def _send(self, points: list[Any]) -> None:
         exceptions = require("mlflow.exceptions", "the MLflow tracker")

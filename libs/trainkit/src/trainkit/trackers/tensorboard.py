@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,14 @@ from trainkit.trackers.background import Background, Row
 from trainkit.trackers.base import Outcome, RunContext
 from trainkit.trackers.plain import flat
 
+_SUFFIX = ".trainkit"
+_LENGTH, _CRC_BYTES = struct.Struct("<Q"), 4
+
 
 class TensorBoard(Background):
-    """Scalars for TensorBoard. What a life that was killed wrote beyond the step resumed from is hidden by its viewer.
+    """Scalars for TensorBoard. What is not in the checkpoint is cut off its files when a run resumes from it.
+
+    A viewer that has read it already hides what is beyond the checkpoint's step.
 
     Args:
         folder: of the event files; default `tensorboard` in the run's folder.
@@ -39,9 +46,11 @@ class TensorBoard(Background):
                 "TensorBoard: the run has no folder, because it makes no checkpoints: give TensorBoard(folder=...)"
             )
         folder = self.folder or (context.folder or Path()) / "tensorboard"
+        if context.resumed_time is not None:
+            _cut_off(folder, context.resumed_time)
         purge = None if context.resumed_step is None else context.resumed_step + 1
         try:
-            self._writer = SummaryWriter(str(folder), purge_step=purge)
+            self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=_SUFFIX)
         except OSError as error:
             raise InvalidSetup(
                 f"TensorBoard: {folder} cannot be written: {error.strerror}; give another folder"
@@ -58,3 +67,26 @@ class TensorBoard(Background):
 
     def _close(self, outcome: Outcome) -> None:
         self._writer.close()
+
+
+def _cut_off(folder: Path, time: float) -> None:
+    """Removes what this tracker wrote to a folder after a time. Files of other writers stay as they are."""
+    for path in folder.glob(f"events.out.tfevents.*{_SUFFIX}"):
+        if (end := _end_of(path, time)) is not None:
+            os.truncate(path, end) if end else path.unlink()
+
+
+def _end_of(path: Path, time: float) -> int | None:
+    """Where the first event after a time begins, or one that a kill cut off; None when there is none."""
+    event_pb2 = require("tensorboard.compat.proto.event_pb2", "the TensorBoard tracker")
+
+    with open(path, "rb") as file:
+        while head := file.read(_LENGTH.size + _CRC_BYTES):
+            begin = file.tell() - len(head)
+            if len(head) < _LENGTH.size + _CRC_BYTES:
+                return begin
+            (length,) = _LENGTH.unpack_from(head)
+            body = file.read(length + _CRC_BYTES)
+            if len(body) < length + _CRC_BYTES or event_pb2.Event.FromString(body[:length]).wall_time > time:
+                return begin
+    return None

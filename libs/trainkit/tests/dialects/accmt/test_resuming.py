@@ -88,6 +88,22 @@ def test_a_finished_run_goes_on_only_for_more_epochs(tmp_path: Path) -> None:
     assert len(module.seen) == 12 and made.state.global_step == 36
 
 
+def rows_of(place: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    return [{**row, "time": 0} for row in rows]
+
+
+def test_running_a_finished_run_again_doubles_no_row(tmp_path: Path) -> None:
+    """Its last evaluation comes after its last checkpoint, at the same step."""
+    options: dict[str, Any] = {"evaluate_every_n_steps": 5, "monitor": {"checkpoint": True}, "log_every": 1}
+    fitted(tmp_path, **options)
+    rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows if "val_loss" in row] == [5, 10, 15, 20, 24]
+    for _ in range(2):
+        fitted(tmp_path, **options)
+        assert rows_of(tmp_path) == rows
+
+
 def killed_in_its_third_write(folder: str) -> None:
     from trainkit.checkpoints import saver
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,7 @@ from trainkit.dialects.accmt.states import TrainingState
 from trainkit.errors import InvalidSetup
 from trainkit.loop.losses import Mean
 from trainkit.memory import resident_bytes
+from trainkit.trackers.values import copied_value
 
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
@@ -127,10 +127,10 @@ class Progress(Hook):
         self._state.best_train_loss = min(self._state.best_train_loss, self.train_loss)
 
     def on_checkpoint_start(self, fit: Fit) -> None:
+        if fit.interrupted:
+            return
         self._state.num_checkpoints_made += 1
-
-    def on_checkpoint(self, fit: Fit, path: Path) -> None:
-        if self._monitor.checkpoint:
+        if self._monitor.checkpoint:  # a row that is logged later would not be in the checkpoint
             fit.log({"checkpoint": self._state.num_checkpoints_made})
 
     def on_fit_end(self, fit: Fit) -> None:
@@ -192,7 +192,7 @@ class Progress(Hook):
 def _scalar(name: str, value: Any) -> Any:
     """What can be added over processes, with nobody else's hands on it."""
     if not isinstance(value, Tensor):
-        return value
+        return copied_value(value)
     if value.numel() != 1:
         raise InvalidSetup(f"log takes scalars; {name!r} has shape {tuple(value.shape)}")
     return value.detach().float().clone()
