@@ -79,7 +79,9 @@ def _offered_server() -> _OfferedServer | None:
 
 
 def serve() -> None:
+    import pytest  # noqa: F401 - the tests' files do, and torch imports `_dynamo` with the first FSDP module
     import torch
+    import torch._dynamo
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torchmetrics  # noqa: F401

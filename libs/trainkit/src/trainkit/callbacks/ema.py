@@ -14,6 +14,7 @@ from trainkit.sharded import local
 
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
+    from trainkit.strategies.base import Strategy
 
 
 class EMA(Callback):
@@ -43,6 +44,7 @@ class EMA(Callback):
         self.averages: dict[str, Tensor] = {}
         self.updates = 0
         self._weights: dict[str, Tensor] = {}
+        self._strategy: Strategy | None = None
         self._swapped = self._stored = False
 
     def state_dict(self) -> Mapping[str, Any]:
@@ -62,6 +64,7 @@ class EMA(Callback):
             raise InvalidSetup(
                 "EMA reads the module's weights, which stage 3 of deepspeed takes away: use stage 2 or fsdp"
             )
+        self._strategy = fit.strategy
         self._weights = {
             name: each.detach() for name, each in fit.module.named_parameters() if each.is_floating_point()
         }
@@ -97,11 +100,14 @@ class EMA(Callback):
             self.swap()
 
     def swap(self) -> None:
-        """Exchanges the module's weights and their averages; a second call undoes it."""
-        for weight, average in zip(_local(self._weights), _local(self.averages), strict=True):
-            held = weight.clone()
-            weight.copy_(average)
-            average.copy_(held)
+        """Exchanges the module's weights and their averages; a second call undoes it. All processes call it, between
+        two steps of a run."""
+        assert self._strategy is not None
+        with self._strategy.writing_weights():
+            for weight, average in zip(_local(self._weights), _local(self.averages), strict=True):
+                held = weight.clone()
+                weight.copy_(average)
+                average.copy_(held)
         self._swapped = not self._swapped
 
 

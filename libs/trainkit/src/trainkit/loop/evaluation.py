@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainkit.data.feed import Feed, Plain, leading
 from trainkit.errors import InvalidStep
@@ -28,7 +28,7 @@ def run(fit: Fit, sets: Mapping[str, Feed], metrics: Mapping[str, Metric], look:
     """The results of all sets, by `SET/NAME`; the same numbers on every process. `look` may end it by an exception."""
     fit.strategy.settle()
     results: dict[str, float] = {}
-    with evaluating(fit.module), torch.no_grad():
+    with evaluating(fit), torch.no_grad():
         for at, (name, feed) in enumerate(sets.items()):
             asked = partial(look, at) if look is not None else _nobody
             values = _one(fit, name, feed, metrics, asked)
@@ -37,13 +37,15 @@ def run(fit: Fit, sets: Mapping[str, Feed], metrics: Mapping[str, Metric], look:
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """All of a module in evaluation mode; afterwards every part is in the mode in which it was."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
+def evaluating(fit: Fit) -> Iterator[None]:
+    """All of the module in evaluation mode; afterwards every part is in the mode in which it was, and holds shards
+    where it did: who reads or writes parameters then has the live ones."""
+    modes = [(part, part.training) for part in fit.module.modules()]
+    fit.module.eval()
     try:
         yield
     finally:
+        fit.strategy.reshard()
         for part, mode in modes:
             part.training = mode
 

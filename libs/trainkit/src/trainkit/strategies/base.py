@@ -7,8 +7,8 @@ every update `clip` and `step`; `settle` before weights are read (evaluation, ch
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -186,6 +186,30 @@ class Strategy:
 
     def put_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Takes over what was read from a checkpoint into the tensors of `weights`. These are the live ones here."""
+        self.weights_changed()
+
+    @contextmanager
+    def writing_weights(self) -> Iterator[dict[str, nn.Parameter]]:
+        """Within it, parameters may be written in place, between two steps; `weights_changed` is called at its end.
+
+        All processes enter it, and each writes what it holds: the whole parameter, or its shard of a DTensor.
+
+        Yields:
+            The live parameters by name.
+        """
+        self.reshard()
+        try:
+            with torch.no_grad():
+                yield dict(self.module.named_parameters())
+        finally:
+            self.weights_changed()
+
+    def weights_changed(self) -> None:
+        """Notification: parameters were written in place, by something else than an update. Updates the copies that
+        the strategy holds of them. All processes call it; `writing_weights` does so by itself."""
+
+    def reshard(self) -> None:
+        """Frees the whole parameters that a forward pass gathered and kept, so that `module` has the shards again."""
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """What this process alone holds of the optimizer's state, beside that of the module's parameters."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainkit.errors import InvalidSetup
+from trainkit.errors import InvalidSetup, InvalidStep
 from trainkit.extras import require
 from trainkit.precision import Precision
 from trainkit.strategies.base import TrainingStep
@@ -83,6 +83,12 @@ class DeepSpeed(Distributed):
     def _check(self, module: nn.Module, precision: Precision) -> None:
         if precision.scaler is not None:
             raise InvalidSetup("precision='fp16' with strategy='deepspeed': use 'bf16', or strategy='fsdp'")
+        for name, p in module.named_parameters():
+            if p.dtype != torch.float32:
+                raise InvalidSetup(
+                    f"{name} is {str(p.dtype).removeprefix('torch.')}, and strategy='deepspeed' keeps weights in 32 "
+                    "bits: convert the module with .float(), and choose precision='bf16' to compute in 16 bits"
+                )
         if self.stage < 3:
             return
         for part in module.modules():
@@ -210,8 +216,38 @@ class DeepSpeed(Distributed):
                 if hasattr(values[name], "ds_id"):
                     with self._deepspeed.zero.GatheredParameters([values[name]], modifier_rank=0):
                         values[name].data.copy_(weight)
-        if self.stage:
-            self._engine.optimizer.refresh_fp32_params()
+        self.weights_changed()
+
+    @contextmanager
+    def writing_weights(self) -> Iterator[dict[str, nn.Parameter]]:
+        """As for every strategy; stage 3 gathers all parameters, and what the first process writes counts."""
+        if self.stage < 3:
+            with super().writing_weights() as parameters:
+                yield parameters
+            return
+        parameters = dict(self.module.named_parameters())
+        try:
+            with self._deepspeed.zero.GatheredParameters(list(parameters.values()), modifier_rank=0), torch.no_grad():
+                yield parameters
+        finally:
+            self.weights_changed()
+
+    def weights_changed(self) -> None:
+        if not self.stage:
+            return
+        zero = self._engine.optimizer
+        if self.stage < 3:
+            self._refuse_replaced(zero)
+        zero.refresh_fp32_params()  # an update is made to these copies, and then written into the module
+
+    def _refuse_replaced(self, zero: Any) -> None:
+        memory = {flat.untyped_storage().data_ptr() for flat in zero.bit16_groups_flat}
+        for name, p in self.module.named_parameters():
+            if p.requires_grad and p.numel() and p.untyped_storage().data_ptr() not in memory:
+                raise InvalidStep(
+                    f"{name} was given other memory, which DeepSpeed does not know of: write parameters in place, for "
+                    "instance with copy_, and not with .data = ..."
+                )
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         return {"pieces": [dict(optimizer.state.get(piece, {})) for piece in self._pieces()]}

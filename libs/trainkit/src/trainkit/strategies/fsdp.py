@@ -106,6 +106,17 @@ class FSDP(Distributed):
                 yield {name: p for name, p in self.module.named_parameters() if not is_sharded(p)}
                 unit.reshard()
 
+    def weights_changed(self) -> None:
+        self.reshard()  # the next forward pass gathers what was written
+
+    def reshard(self) -> None:
+        # A forward pass without a backward pass leaves the root's parameters gathered.
+        from torch.distributed.fsdp import FSDPModule
+
+        for unit in self._root.modules():
+            if isinstance(unit, FSDPModule):
+                unit.reshard()
+
     def clip(self, max_norm: float | None) -> Tensor:
         norm = super().clip(max_norm)
         return whole(norm)
