@@ -85,6 +85,12 @@ def bowls(samples: int) -> TensorDataset:
     return TensorDataset(torch.ones(samples), torch.full((samples,), 2.0))
 
 
+def apart() -> TensorDataset:
+    """The bowl for two processes and batches of 8, of which one gets targets of 1 and the other targets of 3: averaged
+    gradients are those of the bowl, and either process alone ends elsewhere. The third part is whole numbers."""
+    return TensorDataset(torch.ones(96), torch.where(torch.arange(96) % 16 < 8, 1.0, 3.0), torch.arange(96))
+
+
 def hps(**changes: Any) -> HyperParameters:
     return HyperParameters(**{"epochs": 2, "batch_size": 8, "optim_kwargs": {"lr": 0.1}, **changes})
 

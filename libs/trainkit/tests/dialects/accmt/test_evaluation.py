@@ -38,7 +38,15 @@ def test_evaluation_is_without_dropout_and_without_gradients(tmp_path: Path) -> 
             self.losses.append(((self(batch[0]) - batch[1]) ** 2).mean())
             return self.losses[-1]
 
-    _, module = fitted(tmp_path, hps(epochs=1, optim_kwargs={"lr": 0.0}), module=Dropped(), eval_when_start=True)
+        def training_step(self, batch: Any) -> Tensor:
+            assert self.teacher is not None
+            taught.append(self.teacher.training)
+            return super().training_step(batch)
+
+    taught, given = list[bool](), Dropped()
+    given.teacher = nn.Dropout(0.5)
+    _, module = fitted(tmp_path, hps(epochs=1, optim_kwargs={"lr": 0.0}), module=given, eval_when_start=True)
+    assert taught == [False] * 12
     assert len({float(each) for each in module.losses}) == 1 and not module.losses[0].requires_grad
     assert module.model.drop.training
 

@@ -28,9 +28,15 @@ def test_hyperparameters_are_given_in_three_ways(tmp_path: Path) -> None:
     mapping = {"epochs": 2, "batch_size": 8, "optimizer": "SGD", "optim_kwargs": {"lr": 0.1}}
     ways = [hps(), mapping, str(file)]
     ends = {fitted(tmp_path / str(at), way)[1].w for at, way in enumerate(ways)}
-    assert len(ends) == 1
-    with pytest.raises(FileNotFoundError):
+    assert len(ends) == 1 and ends.pop() == pytest.approx(2 - 2 * 0.8**24)
+    with pytest.raises(FileNotFoundError, match=r"no\.yaml"):
         trainer(tmp_path / "none", str(tmp_path / "no.yaml"))
+    file.write_text("")
+    with pytest.raises(ValueError, match=r"hps\.yaml"):
+        trainer(tmp_path / "empty", str(file))
+    file.write_text("hps:\n  epochs: 2\n  epoch: 3\n")
+    with pytest.raises(ValueError, match=r"hps\.yaml:3.*epoch"):
+        trainer(tmp_path / "unknown", str(file))
 
 
 @pytest.mark.spec("AC-111")

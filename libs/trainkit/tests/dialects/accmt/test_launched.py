@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from trainkit.dialects.accmt import Monitor
 
-from libs.trainkit.tests.dialects.accmt.bowl import Bowl, bowls, fitted, hps, logged, trainer
+from libs.trainkit.tests.dialects.accmt.bowl import Bowl, apart, bowls, fitted, hps, logged, trainer
 
 # The module returns the values of a metric that the runs here do not have.
 pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
@@ -33,13 +34,16 @@ def on_two_processes(folder: str) -> None:
             wrapped.append(1)
 
     register_module_forward_pre_hook(count)
-    for safe in (True, False):
+    for safe, retried in ((True, True), (True, False), (False, True), (False, False)):
         wrapped.clear()
         module = Bowl()
-        trainer(place / str(safe), hps(epochs=1), safe_mode=safe, **LIGHT).fit(module, bowls(96), bowls(32))
+        options: dict[str, Any] = {"safe_mode": safe, "safe_steps": retried, "shuffle_train": False, **LIGHT}
+        with warnings.catch_warnings(record=True) as told:
+            trainer(place / f"{safe}-{retried}", hps(epochs=1), **options).fit(module, apart(), bowls(32))
+        assert sum("safe_mode=False" in str(each.message) for each in told) == (not safe)
         weights: list[Any] = [None, None]
         dist.all_gather_object(weights, module.w)
-        found[f"wrapped {safe}"] = len(wrapped)
+        found[f"wrapped {safe} {retried}"] = len(wrapped)
         assert weights[0] == weights[1] and abs(weights[0] - 1.475712) < 1e-5, weights
 
     said = io.StringIO()
@@ -74,7 +78,12 @@ def test_two_processes_load_step_and_tell_as_documented(forks: Any, tmp_path: Pa
     forks.succeed(on_two_processes, tmp_path / "two", processes=2)
     first, second = (json.loads((tmp_path / "two" / f"found-{rank}.json").read_text()) for rank in range(2))
     for found in (first, second):
-        assert (found["wrapped True"], found["wrapped False"]) == (6, 0)
+        assert [found[f"wrapped {safe} {retried}"] for safe in (True, False) for retried in (True, False)] == [
+            6,
+            6,
+            0,
+            0,
+        ]
         assert (found["workers None"], found["workers 0"]) == ([2, 2], [0, 0])
     assert "= 16 per update" in first["said"] and "= 48 per update" in first["said"] and second["said"] == ""
     options: dict[str, Any] = {"monitor": Monitor(learning_rate=True), "log_every": 1, **LIGHT}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ class Labelled(torch.utils.data.Dataset[Any]):
         return 16
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": torch.tensor([index % 3 + 1, 5]), "labels": torch.tensor(index % 3)}
+        return {"input_ids": torch.tensor([index % 3 + 1, 5]), "labels": torch.tensor(index % 2)}
 
 
 class Hits(Metric):
@@ -42,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.spec("AC-006")
 def test_a_model_is_given_by_its_folder_alone_or_with_a_class(folder: str, tmp_path: Path) -> None:
-    from transformers import AutoModelForSequenceClassification
+    from transformers import AutoModelForSequenceClassification, BertForNextSentencePrediction
 
     data, options = Labelled(), {"num_labels": 3, "ignore_mismatched_sizes": True}
     named = (f"{folder}/head", "AutoModelForSequenceClassification")
@@ -51,9 +52,11 @@ def test_a_model_is_given_by_its_folder_alone_or_with_a_class(folder: str, tmp_p
     assert made.state.global_step == 2 and 2 in logged(tmp_path / "named", "hits")
     saved = AutoModelForSequenceClassification.from_pretrained(tmp_path / "named" / "best_valid_loss")
     assert saved.classifier.out_features == 3
-    trainer(tmp_path / "class", hps(max_steps=1)).fit((named[0], type(saved)), data, None, **options)
-    two = [{**data[at], "labels": data[at]["labels"] % 2} for at in range(8)]
-    trainer(tmp_path / "alone", hps(max_steps=1)).fit(named[0], two, None)
+    other: list[Any] = ["AutoModelForNextSentencePrediction", BertForNextSentencePrediction]
+    for at, kind in enumerate([None, *other]):
+        trainer(tmp_path / str(at), hps(epochs=1)).fit((named[0], kind) if kind else named[0], data, None)
+        config = json.loads((tmp_path / str(at) / "best_train_loss" / "config.json").read_text())
+        assert config["architectures"] == ["BertForNextSentencePrediction" if kind else "BertForSequenceClassification"]
     with pytest.raises(ValueError, match=r"AutoModelForSequenceClasification.*did you mean"):
         trainer(tmp_path / "wrong").fit((named[0], "AutoModelForSequenceClasification"), data)
     headless = [{"input_ids": data[at]["input_ids"]} for at in range(8)]

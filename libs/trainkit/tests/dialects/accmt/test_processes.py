@@ -61,6 +61,11 @@ class OnTwo(Bowl):
         return {**output, "mine": output["accuracy"]}
 
 
+class Detached(Bowl):
+    def training_step(self, batch: Any) -> Tensor:
+        return super().training_step(batch).detach()
+
+
 def on_two_processes(folder: str) -> None:
     import torch.distributed as dist
     from trainkit.dialects.accmt.decorators import on_last_process, on_main_process
@@ -96,6 +101,10 @@ def on_two_processes(folder: str) -> None:
         assert abs(float(load_weights(place / "best_valid_loss")["w"]) - module.w) < 1e-6
     assert dist.is_initialized()
     trainer(Path(folder) / "again", hps(epochs=1)).fit(Bowl(), bowls(96), bowls(32))
+    assert not dist.is_initialized()
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/another", 2), rank=rank, world_size=2)
+    with pytest.raises(TypeError):
+        trainer(Path(folder) / "failed", hps(epochs=1)).fit(Detached(), bowls(96))
     assert not dist.is_initialized()
     raise SystemExit(0)  # there is no group left that could be closed after this
 

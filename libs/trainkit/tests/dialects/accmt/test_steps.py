@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from trainkit.callbacks.weights import load_weights
-from trainkit.dialects.accmt import Monitor, Trainer
+from trainkit.dialects.accmt import ExtendedAcceleratorModule, Monitor, Trainer
 from trainkit.dialects.accmt.callbacks import Callback
 from trainkit.dialects.accmt.launching import VARIABLE
 from trainkit.errors import OutOfMemory
@@ -20,6 +20,7 @@ from trainkit.precision import Precision
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Bowl,
     Noted,
+    Weight,
     bowls,
     fitted,
     hps,
@@ -40,8 +41,29 @@ def test_a_step_goes_backward_and_updates(tmp_path: Path) -> None:
         def training_step(self, batch: Any) -> Tensor:
             return super().training_step(batch).detach()
 
-    with pytest.raises(TypeError, match="training_step"):
-        fitted(tmp_path / "3", module=Detached())
+    class Each(Bowl):
+        def training_step(self, batch: Any) -> Tensor:
+            return (self(batch[0]) - batch[1]) ** 2
+
+    class Number(Bowl):
+        def training_step(self, batch: Any) -> Any:
+            return 1.0
+
+    for kind in (Detached, Each, Number):
+        with pytest.raises(TypeError, match="training_step has to return a scalar tensor"):
+            fitted(tmp_path / kind.__name__, module=kind())
+    noted = Noted()
+    fitted(tmp_path / "order", hps(max_steps=1, scheduler="Constant"), val=None, callback=noted)
+    first = noted.calls.index("on_before_training_step")
+    assert noted.calls[first : noted.calls.index("on_after_zero_grad") + 1] == [
+        f"on_{when}_{what}"
+        for what in ("training_step", "backward", "optimizer_step", "scheduler_step", "zero_grad")
+        for when in ("before", "after")
+    ]
+
+
+def _places(calls: list[str], call: str) -> list[int]:
+    return [at for at, each in enumerate(calls) if each == call]
 
 
 @pytest.mark.spec("AC-024")
@@ -52,12 +74,32 @@ def test_accumulated_steps_make_one_update_and_leftover_ones_too(tmp_path: Path)
         _, module = fitted(tmp_path / str(accumulate), hps(epochs=1), **options)
         assert module.w == pytest.approx(0.976, abs=1e-6)
         assert noted.calls.count("on_after_optimizer_step") == 3
+        updates = [call for call in noted.calls if call in ("on_after_training_step", "on_after_optimizer_step")]
+        steps = [at - done for done, at in enumerate(_places(updates, "on_after_optimizer_step"))]
+        assert steps == ([4, 8, 12] if accumulate == 4 else [5, 10, 12])
+
+    class ByHand(ExtendedAcceleratorModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = Weight()
+
+        def training_step(self, batch: Any) -> Tensor:
+            loss: Tensor = ((self(batch[0]) - batch[1]) ** 2).mean()
+            self.backward(loss)
+            self.step()
+            self.zero_grad()
+            return loss
+
+    by_hand: Any = ByHand()
+    with pytest.warns(UserWarning, match="grad_accumulation_steps is ignored"):
+        fitted(tmp_path / "hand", hps(max_steps=1), module=by_hand, val=None, grad_accumulation_steps=4)
+    assert float(by_hand.model.w.detach()) == pytest.approx(0.4)
     with pytest.raises(ValueError, match="grad_accumulation_steps"):
         trainer(tmp_path, grad_accumulation_steps=0)
 
 
 @pytest.mark.spec("AC-025")
-def test_gradients_are_clipped_at_one_unless_told_otherwise(tmp_path: Path) -> None:
+def test_gradients_are_clipped_at_one_unless_told_otherwise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Trainer(hps(max_steps=1), tmp_path, dataloader_num_workers=0)
     module = Bowl()
     made.fit(module, bowls(96))
@@ -78,6 +120,18 @@ def test_gradients_are_clipped_at_one_unless_told_otherwise(tmp_path: Path) -> N
     fitted(tmp_path / "steep", hps(max_steps=1), module=steep, val=None, callback=Watch(), **options)
     assert found == [pytest.approx([0.6, 0.8, 0.0, 0.0])] and logged(tmp_path / "steep", "grad_norm") == {1: 5.0}
 
+    monkeypatch.setenv(VARIABLE, "single-fp16")
+    steep.model = nn.Linear(4, 1, bias=False)
+    before = steep.model.weight.detach().clone()
+    options |= {"grad_accumulation_steps": 2, "enable_checkpointing": False}
+    fitted(tmp_path / "half", hps(max_steps=2), module=steep, val=None, **options)
+    moved = before - steep.model.weight.detach()
+    assert moved.flatten().tolist() == pytest.approx([0.06, 0.08, 0.0, 0.0], abs=1e-6)
+    assert logged(tmp_path / "half", "grad_norm")[2] == pytest.approx(5.0)
+    with pytest.warns(UserWarning, match="clip_grad=None"):
+        Trainer(hps(optimizer="Adafactor"), tmp_path / "adafactor")
+    trainer(tmp_path / "unclipped", hps(optimizer="Adafactor"))
+
 
 def test_gradient_checkpointing_is_asked_of_the_model(tmp_path: Path) -> None:
     asked: list[Any] = []
@@ -93,11 +147,31 @@ def test_gradient_checkpointing_is_asked_of_the_model(tmp_path: Path) -> None:
 
 @pytest.mark.spec("AC-011")
 def test_compiling_changes_neither_the_result_nor_the_names_of_weights(tmp_path: Path) -> None:
-    _, plain = fitted(tmp_path / "plain", hps(epochs=1))
-    _, compiled = fitted(tmp_path / "compiled", hps(epochs=1), compile=True, compile_kwargs={"backend": "eager"})
+    graphs: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op.startswith("call")])
+        return graph.forward
+
+    class Taught(Bowl):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = nn.Softplus()
+
+        def training_step(self, batch: Any) -> Tensor:
+            self.teacher(batch[0])
+            return super().training_step(batch)
+
+    _, plain = fitted(tmp_path / "plain", hps(epochs=1), module=Taught())
+    kwargs: dict[str, Any] = {"compile": True, "compile_kwargs": {"backend": backend}}
+    _, compiled = fitted(tmp_path / "compiled", hps(epochs=1), module=Taught(), **kwargs)
     assert plain.w == compiled.w
+    assert any("softplus" in name for calls in graphs for name in calls)
+    assert any("mul" in name for calls in graphs for name in calls)
     names = [set(load_weights(tmp_path / name / "best_valid_loss")) for name in ("plain", "compiled")]
     assert names[0] == names[1] == {"w"}
+    with pytest.warns(UserWarning, match="compile_kwargs has no effect"):
+        trainer(tmp_path, compile_kwargs={"backend": "eager"})
 
 
 @pytest.mark.spec("AC-026")
@@ -146,23 +220,35 @@ def test_recomputed_activations_change_no_loss(tmp_path: Path) -> None:
         losses.append(list(logged(place, "train_loss").values()))
         counts.append(module.model.recomputes)
     assert asked == [{"use_reentrant": False}] and counts == [12, 24]
+    module = Bowl()
+    module.model = Deep()
+    fitted(tmp_path / "bare", hps(max_steps=1), module=module, val=None, gradient_checkpointing=True)
+    assert asked[1:] == [None]
     assert losses[1] == pytest.approx(losses[0], abs=1e-6)
 
 
 class Full(Bowl):
-    """Runs out of memory in a step of its training, so many times."""
+    """Runs out of memory in the backward pass of a step, so many times: some of the gradients are there already. The
+    loss depends on random numbers."""
 
     def __init__(self, times: int) -> None:
         super().__init__()
         self.times, self.calls = times, 0
+        self.model.late = nn.Parameter(torch.ones(()))
 
     def training_step(self, batch: Any) -> Tensor:
-        loss = super().training_step(batch)
-        if self.state.global_step == 5 and self.times:
+        loss = super().training_step(batch) * torch.rand(())
+        late = self.model.late * 1.0
+        if self.state.global_step == 5:
+            late.register_hook(self.fail)
+        return loss + (0 * loss.detach() + late) * 1e-3
+
+    def fail(self, gradient: Tensor) -> None:
+        if self.times:
             self.times -= 1
             self.calls += 1
+            self.model.w.grad = torch.full((), 100.0)  # as if this part came first
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return loss
 
 
 @pytest.mark.spec("AC-028")
@@ -173,16 +259,17 @@ def test_a_step_that_does_not_fit_is_tried_once_more(tmp_path: Path, monkeypatch
     (programs / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     options: dict[str, Any] = {"grad_accumulation_steps": 4, "enable_checkpointing": False}
-    _, undisturbed = fitted(tmp_path / "whole", **options)
-    assert undisturbed.w == pytest.approx(2 - 2 * 0.8**6)
+    _, undisturbed = fitted(tmp_path / "whole", module=Full(0), **options)
     noted = Noted()
     made, module = fitted(tmp_path / "once", module=Full(1), callback=noted, **options)
     assert made.state.global_step == 24 and module.w == undisturbed.w
     assert noted.calls.count("on_before_training_step") == 25
     full = Full(-1)
+    freed: list[int] = []
+    monkeypatch.setattr("trainkit.loop.recovery.free", lambda: freed.append(1))
     with pytest.raises(OutOfMemory, match=rf"GPU.*user.*PID.*GB\s+00000000:01:00.0 +\S+ +{os.getpid()} +2\.15"):
         fitted(tmp_path / "always", module=full, **options)
-    assert full.calls == 2
+    assert full.calls == 2 and len(freed) == 2
     full = Full(-1)
     with pytest.raises(torch.OutOfMemoryError):
         fitted(tmp_path / "unsafe", module=full, safe_steps=False, **options)
@@ -197,8 +284,9 @@ def test_a_step_that_does_not_fit_is_tried_once_more(tmp_path: Path, monkeypatch
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return super().validation_step(key, batch)
 
-    fitted(tmp_path / "evaluated", module=Evaluated(), **options)
-    assert logged(tmp_path / "evaluated", "val_loss") == logged(tmp_path / "whole", "val_loss")
+    for name, kind in (("evaluated", Evaluated), ("unevaluated", Bowl)):
+        fitted(tmp_path / name, module=kind(), **options)
+    assert logged(tmp_path / "evaluated", "val_loss") == logged(tmp_path / "unevaluated", "val_loss")
 
 
 @pytest.mark.spec("AC-029")
@@ -207,9 +295,10 @@ def test_memory_is_given_back_after_epochs_evaluations_and_so_many_steps(
 ) -> None:
     calls: list[int] = []
     monkeypatch.setattr("trainkit.memory.free", lambda: calls.append(1))
-    for every, expected in ((None, 4), (5, 8)):
+    for every, val, expected in ((None, ..., 4), (5, ..., 8), (None, None, 2)):
         calls.clear()
-        fitted(tmp_path / str(every), cleanup_cache_every_n_steps=every, enable_checkpointing=False)
+        options: dict[str, Any] = {"cleanup_cache_every_n_steps": every, "enable_checkpointing": False}
+        fitted(tmp_path / f"{every}-{val}", val=val, **options)
         assert len(calls) == expected
     with pytest.raises(ValueError, match="cleanup_cache_every_n_steps"):
         trainer(tmp_path, cleanup_cache_every_n_steps=0)
@@ -218,6 +307,18 @@ def test_memory_is_given_back_after_epochs_evaluations_and_so_many_steps(
 @pytest.mark.spec("AC-031")
 def test_an_overflow_skips_one_update_and_halves_the_scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scales: list[float] = []
+
+    found: list[torch.dtype] = []
+
+    class Computed(Bowl):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            output = self.model(x[:, None])[:, 0]
+            found.append(output.dtype)
+            return output
 
     class Overflows(Bowl):
         def training_step(self, batch: Any) -> Tensor:
@@ -228,7 +329,7 @@ def test_an_overflow_skips_one_update_and_halves_the_scale(tmp_path: Path, monke
 
     def step(self: Any, optimizer: Any) -> bool:
         done = original(self, optimizer)
-        scales.append(self.scaler.get_scale())
+        scales.append(self.scaler.get_scale() if self.scaler is not None else 0.0)
         return done
 
     original = Precision.step
@@ -240,7 +341,16 @@ def test_an_overflow_skips_one_update_and_halves_the_scale(tmp_path: Path, monke
     _, module = fitted(tmp_path, numbers, module=Overflows(), val=None, disable_model_saving=True, **options)
     assert logged(tmp_path, "skipped_updates") == {4: 1}
     assert noted.calls.count("on_after_optimizer_step") == noted.calls.count("on_after_scheduler_step") == 11
-    assert scales[3] == scales[2] / 2 == scales[-1]
+    assert scales[3] == scales[2] / 2 == scales[-1] > 0
+    assert module.model.w.dtype == torch.float32
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        found.clear()
+        monkeypatch.setenv(VARIABLE, f"single-{precision}")
+        flat = Computed()
+        fitted(
+            tmp_path / precision, hps(max_steps=1), module=flat, disable_model_saving=True, enable_checkpointing=False
+        )
+        assert found == [dtype] and flat.model.weight.dtype == torch.float32
     assert module.w == pytest.approx(2 - 2 * 0.8**11, abs=1e-3)
 
 

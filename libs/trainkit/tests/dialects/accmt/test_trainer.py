@@ -10,6 +10,7 @@ import pytest
 from trainkit.callbacks.weights import load_weights
 from trainkit.dialects.accmt import Trainer
 from trainkit.dialects.accmt.resuming import indices
+from trainkit.dialects.accmt.running import _mlflow
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Bowl,
@@ -44,6 +45,9 @@ def test_the_trainer_has_the_documented_parameters_and_writes_nothing_when_made(
     assert found == PARAMETERS.split()
     assert parameters[-1].kind is inspect.Parameter.VAR_KEYWORD
     Trainer(hps(), tmp_path / "run")
+    for conflict in ({"max_checkpoints": 2}, {"additional_tracker_config": {"epochs": 3}}):
+        with pytest.raises(ValueError, match=next(iter(conflict))):
+            Trainer(hps(), tmp_path / "run", log_with="mlflow", logging_dir=str(tmp_path / "logs"), **conflict)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -55,18 +59,29 @@ def test_a_run_ends_where_the_formula_says_and_leaves_a_model_and_a_checkpoint(t
     assert module.w == pytest.approx(2 - 2 * 0.8**24, abs=1e-6)
     assert (made.state.epoch, made.state.global_step, made.state.finished) == (1, 24, True)
     saved = tmp_path / "new" / "run" / "best_valid_loss"
-    assert float(load_weights(saved)["w"]) == module.w
+    assert saved.is_dir() and float(load_weights(saved)["w"]) == module.w
     assert json.loads((saved / "best.json").read_text())["step"] == 24
     assert len(indices(tmp_path / "new" / "run" / "checkpoints")) == 1
     with pytest.raises(TypeError):
         trainer(tmp_path).fit(Bowl(), bowls(8), num_labels=3)
+    (tmp_path / "file").write_text("")
+    unseen = Bowl()
+    with pytest.raises((ValueError, OSError)):
+        fitted(tmp_path / "file" / "run", module=unseen)
+    assert unseen.seen == []
+    again = trainer(tmp_path / "again", hps(epochs=1), enable_checkpointing=False)
+    for module in (Bowl(), Bowl()):
+        again.fit(module, bowls(96), bowls(32))
+        assert module.seen[0] == (0, 0, 0, False) and again.state.evaluations_done == 1
 
 
 @pytest.mark.spec("AC-004")
-def test_the_name_of_the_work_is_the_last_part_of_its_folder() -> None:
+def test_the_name_of_the_work_is_the_last_part_of_its_folder(tmp_path: Path) -> None:
     assert trainer(Path("runs/digits/")).track_name == "digits"
     assert Trainer(hps(), "runs/digits/").track_name == "digits"
     assert Trainer(hps(), "runs/digits", track_name="other").track_name == "other"
+    made = Trainer(hps(), "runs/digits/", log_with="mlflow", logging_dir=str(tmp_path))
+    assert _mlflow(made).experiment == "digits"
 
 
 def test_a_misspelled_parameter_is_named_with_the_nearest(tmp_path: Path) -> None:

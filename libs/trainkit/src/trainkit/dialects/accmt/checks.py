@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainkit.catalogue import nearest
 from trainkit.durations import Duration, Epochs, Evaluations, Steps, duration
 from trainkit.errors import InvalidSetup
+
+if TYPE_CHECKING:
+    from trainkit.dialects.accmt.hyperparameters import HyperParameters
 
 TRACKERS = ("mlflow",)
 _RUN_ARGUMENTS = ("run_name", "tags")
@@ -39,6 +43,24 @@ def settings(given: Any) -> None:
         raise InvalidSetup(f"log_with={given.log_with!r}: there is {', '.join(TRACKERS)}")
     checkpoint_every(given.checkpoint_every)
     shard_bytes(given.max_shard_size)
+    if given.compile_kwargs is not None and not given.compile:
+        warnings.warn("compile_kwargs has no effect without compile=True", stacklevel=3)
+
+
+def optimizer(given: Any, hps: HyperParameters) -> None:
+    """Warns about settings that do not suit the optimizer."""
+    if given.clip_grad is not None and str(hps.optimizer) == "Adafactor":
+        warnings.warn(
+            "Adafactor limits its updates by itself, and clipped gradients make it slower: give clip_grad=None",
+            stacklevel=3,
+        )
+
+
+def tracker_config(given: Any, parameters: Mapping[str, Any]) -> None:
+    """Refuses an additional parameter with the name of one of the run's own."""
+    for name in given.additional_tracker_config or {}:
+        if name in parameters:
+            raise InvalidSetup(f"additional_tracker_config: {name!r} is one of the run's own parameters")
 
 
 _CONFLICTS: list[tuple[Callable[[Any], bool], str]] = [

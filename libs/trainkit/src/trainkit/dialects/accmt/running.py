@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dataset: Any) -> dict[str, float]:
     """Makes trainkit's trainer and lets it fit. Returns the last evaluation's results."""
     settings, hps = trainer.settings, trainer.hps
-    check(module, evaluated=val_dataset is not None)
     world = dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
     train_size, val_size = hps.batch_sizes
     train = loaders.train_loader(module, train_dataset, settings, train_size, world)
     sets = loaders.validation_loaders(module, val_dataset, settings, val_size, world)
+    check(module, evaluated=bool(sets))
     metrics = by_set(settings.metrics, list(sets))
     _prepare_model(module, settings)
     trainer.state.reset()
@@ -83,7 +83,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
         checkpoints=_checkpoints(trainer, sets),
         out_of_memory="retry" if settings.safe_steps and chosen.strategy.works_alone and not manual else "raise",
         name=trainer.track_name,
-        parameters=_parameters(trainer),
+        parameters={**parameters(trainer), **(settings.additional_tracker_config or {})},
     ).fit()
     return dict(fit.results)
 
@@ -196,9 +196,10 @@ def _checkpoints(trainer: Trainer, sets: Mapping[str, Any]) -> Checkpoints | Non
     )
 
 
-def _parameters(trainer: Trainer) -> dict[str, Any]:
+def parameters(trainer: Trainer) -> dict[str, Any]:
+    """The run's own parameters, as trackers get them."""
     hps = trainer.hps
-    found: dict[str, Any] = {
+    return {
         "epochs": hps.epochs,
         "max_steps": hps.max_steps,
         "batch_size": hps.batch_sizes[0],
@@ -210,8 +211,3 @@ def _parameters(trainer: Trainer) -> dict[str, Any]:
         "grad_accumulation_steps": trainer.settings.grad_accumulation_steps or 1,
         "clip_grad": trainer.settings.clip_grad,
     }
-    for name, value in (trainer.settings.additional_tracker_config or {}).items():
-        if name in found:
-            raise InvalidSetup(f"additional_tracker_config: {name!r} is one of the run's own parameters")
-        found[name] = value
-    return found

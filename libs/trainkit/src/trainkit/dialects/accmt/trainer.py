@@ -100,6 +100,8 @@ class Trainer:
         self.model_path = Path(model_path)
         self.monitor = Monitor.of(monitor)
         checks.settings(self.settings)
+        checks.optimizer(self.settings, self.hps)
+        checks.tracker_config(self.settings, running.parameters(self))
         self.tracker: MLflow | None = None
         self.results: dict[str, float] = {}
         self.callbacks = [callback] if isinstance(callback, Callback) else list(callback or [])
