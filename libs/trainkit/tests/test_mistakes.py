@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import Dataset, IterableDataset
-from trainkit import Checkpoints
+from trainkit import Callback, Checkpoints
+from trainkit.callbacks import KeepBest
 from trainkit.checkpoints import Best
 from trainkit.checkpoints.folder import read_manifest
 from trainkit.data import Loader
 from trainkit.errors import CheckpointError, DamagedCheckpoint, InvalidSetup, InvalidStep, WrongCheckpoint
+from trainkit.loop.fit import Fit
 from trainkit.metrics import WholeSet
 
 from libs.trainkit.tests.slope import Slope, ones, trainer
@@ -61,6 +65,14 @@ BEST = Checkpoints(folder="nowhere", best=Best(metric="val/acc"))
         ({"recompute": nn.Linear}, r"recompute=<class .*Linear'>: give a list of classes"),
         ({"schedule": partial(StepLR, step_size=3)}, r"torch's StepLR, .*: give lambda optimizer, totals: StepLR\("),
         ({"device": "gpu"}, "device='gpu': give for instance 'cpu', 'cuda' or 'cuda:1', or None"),
+        ({"device": 3.5}, "device=3.5 is of the type float: give for instance 'cpu', 'cuda' or 'cuda:1', or None"),
+        ({"device": ["cpu"]}, r"device=\['cpu'\] is of the type list: give for instance"),
+        ({"device": "cuda:99"}, "device='cuda:99' is not available on this machine: .*; give for instance 'cpu'"),
+        ({"device": "meta"}, "device='meta' is not available on this machine"),
+        ({"precision": ["bf16"]}, r"precision=\['bf16'\]: choose one of fp32, bf16, fp16"),
+        ({"precision": None}, "precision=None: choose one of fp32, bf16, fp16"),
+        ({"precision": torch.bfloat16}, "precision=torch.bfloat16: choose one of fp32, bf16, fp16"),
+        ({"non_finite": ["skip"]}, r"non_finite=\['skip'\]: choose one of raise, skip, ignore"),
     ],
 )
 def test_what_cannot_work_is_refused_before_training(options: dict[str, Any], message: str) -> None:
@@ -297,9 +309,14 @@ def test_a_run_does_not_begin_anew_over_checkpoints_that_are_all_damaged(checkpo
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"step": 24, "world_size": 1, "results": {}, "files": []}', "", "\0"])
-def test_a_manifest_that_is_none_is_passed_over(text: str, checkpoints: Path) -> None:
+def test_a_manifest_that_is_none_is_passed_over_with_a_warning(
+    text: str, checkpoints: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (checkpoints / "step-24" / "manifest.json").write_text(text)
     assert trainer(checkpoints=Checkpoints(folder=checkpoints)).fit().resumed_step == 12
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert f"{checkpoints}/step-24: manifest.json cannot be read" in said
+    assert f"The run resumes from {checkpoints}/step-12 instead" in said
 
 
 @pytest.mark.parametrize(
@@ -327,3 +344,70 @@ def test_a_folder_that_cannot_be_one_is_told_before_training(tmp_path: Path) -> 
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(InvalidSetup, match=r"checkpoints cannot be written to .*file: .*; choose another folder"):
         trainer(checkpoints=Checkpoints(folder=tmp_path / "file")).fit()
+
+
+UNWRITABLE = Path("/proc/self")
+"""A folder in which not even root can make a file."""
+
+
+def test_a_folder_that_cannot_be_written_is_found_before_training() -> None:
+    module = Slope()
+    with pytest.raises(InvalidSetup, match=r"checkpoints cannot be written to /proc/self: .*; choose another folder"):
+        trainer(module=module, checkpoints=Checkpoints(folder=UNWRITABLE)).fit()
+    with pytest.raises(InvalidSetup, match=r"KeepBest: /proc/self cannot be written: .*; give another folder"):
+        trainer(module=module, callbacks=[KeepBest(folder=UNWRITABLE / "best")], evaluate=Loader(ones(8), 8)).fit()
+    assert module.w == 0
+
+
+def one_cannot_write(folder: str) -> None:
+    place = UNWRITABLE if os.environ["RANK"] == "1" else Path(folder)
+    with pytest.raises(InvalidSetup, match=r"checkpoints cannot be written to .* by rank 1: .*; choose another"):
+        trainer(strategy="ddp", checkpoints=Checkpoints(folder=place)).fit()
+
+
+def test_all_processes_end_before_training_when_one_cannot_write(tmp_path: Path, forks: Any) -> None:
+    forks.succeed(one_cannot_write, tmp_path, processes=2)
+
+
+class Parts(Slope):
+    """Parts of it are in evaluation mode from the beginning, or by the hand of the module itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trained, self.frozen, self.late = nn.BatchNorm1d(2), nn.BatchNorm1d(2).eval(), nn.BatchNorm1d(2)
+        self.own = nn.BatchNorm1d(2)
+        self.pretrained = nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)).eval()
+        self.seen: list[tuple[bool, ...]] = []
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        self.own.training = False
+        return self
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        self.seen.append((self.training, self.trained.training, *self.kept()))
+        return super().training_step(batch)
+
+    def kept(self) -> list[bool]:
+        return [part.training for part in (self.frozen, self.late, self.own, self.pretrained[1])]
+
+
+class Freezing(Callback):
+    def on_fit_start(self, fit: Fit) -> None:
+        fit.module.late.eval()
+
+
+def test_parts_in_evaluation_mode_stay_so_in_training_and_after_an_evaluation(caplog: pytest.LogCaptureFixture) -> None:
+    module = Parts()
+    trainer(module=module, evaluate=Loader(ones(8), 8), evaluate_every="2st", callbacks=[Freezing()]).fit()
+    training = [seen for seen in module.seen if seen[0]]
+    assert len(training) == 24 and set(training) == {(True, True, False, False, False, False)}
+    assert module.kept() == [False] * 4 and module.training
+    (said,) = [record.getMessage() for record in caplog.records if "evaluation mode" in record.getMessage()]
+    assert "pretrained is in evaluation mode" in said
+
+
+def test_a_module_in_evaluation_mode_is_trained_as_a_whole() -> None:
+    module = Parts().eval()
+    trainer(module=module, max_duration="1st").fit()
+    assert module.seen == [(True, True, True, True, False, True)]

@@ -13,7 +13,10 @@ from torch.optim import Optimizer
 from trainkit.errors import InvalidSetup, InvalidStep
 
 Format = Literal["fp32", "bf16", "fp16"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES: dict[object, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+FORMATS = ("fp32", "bf16", "fp16")
 
 
 class Precision:
@@ -24,8 +27,8 @@ class Precision:
     """
 
     def __init__(self, format: Format, device: torch.device) -> None:
-        if format not in _DTYPES:
-            raise InvalidSetup(f"precision={format!r}: choose one of {', '.join(_DTYPES)}")
+        if not isinstance(format, str) or format not in FORMATS:
+            raise InvalidSetup(f"precision={format!r}: choose one of {', '.join(FORMATS)}")
         self.format, self.dtype = format, _DTYPES[format]
         self.autocasts = format != "fp32"
         self._device = device

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainkit.callbacks.base import Callback
 from trainkit.callbacks.weights import save_model
+from trainkit.checkpoints.files import check_writable
 from trainkit.errors import InvalidSetup
 from trainkit.metrics.names import refuse_unknown
 from trainkit.metrics.rules import Mode, Record, Rule
@@ -95,6 +96,8 @@ class KeepBest(Callback):
         if self._given is None and policy is None:
             raise InvalidSetup("KeepBest: the run has no folder, because it makes no checkpoints: give folder=...")
         self.folder = self._given if policy is None else self._given or policy.place() / "best"
+        assert self.folder is not None
+        _refuse_unwritable(fit, self.folder.parent)
 
     def on_evaluation_end(self, fit: Fit, results: Mapping[str, float]) -> None:
         if not self.record.gained(results, fit.state.step):
@@ -110,6 +113,18 @@ class KeepBest(Callback):
         save_model(
             fit, self.folder, max_shard_bytes=self._max_shard_bytes, more={"best.json": json.dumps(about, indent=1)}
         )
+
+
+def _refuse_unwritable(fit: Fit, folder: Path) -> None:
+    """Raises `InvalidSetup` on every process when the first one, which writes, cannot write to a folder."""
+    problem = None
+    if fit.strategy.is_main:
+        try:
+            check_writable(folder)
+        except OSError as error:
+            problem = error.strerror
+    if (problem := fit.strategy.gather(problem)[0]) is not None:
+        raise InvalidSetup(f"KeepBest: {folder} cannot be written: {problem}; give another folder")
 
 
 def _fresh(record: Record, fit: Fit) -> Record:

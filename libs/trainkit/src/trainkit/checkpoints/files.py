@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +37,18 @@ def write(path: Path, parts: Iterable[bytes | memoryview]) -> Stored:
             size += len(view)
         os.fsync(file.fileno())
     return Stored(path.name, size, digest.hexdigest())
+
+
+def check_writable(folder: Path) -> None:
+    """Makes a folder if it is not there, and writes a file in it that is gone at once.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        probe.write(b"\0")
+        probe.flush()
 
 
 def sync_folder(folder: Path) -> None:

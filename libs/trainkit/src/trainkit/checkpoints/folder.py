@@ -116,11 +116,27 @@ def by_age(folder: Path) -> list[int]:
     return sorted(steps(folder), key=lambda step: (_turn(folder, step), step))
 
 
+def by_preference(folder: Path) -> list[int]:
+    """The steps that have a checkpoint, the newest first. Without a readable manifest the age is not known, so such a
+    checkpoint could be the newest, and comes before the others."""
+    newest_first = list(reversed(by_age(folder)))
+    readable = [step for step in newest_first if _is_readable(folder / f"step-{step}")]
+    return [*(step for step in newest_first if step not in readable), *readable]
+
+
 def _turn(folder: Path, step: int) -> int:
     try:
         return read_manifest(folder / f"step-{step}").turn
     except DamagedCheckpoint:
         return 0
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        read_manifest(path)
+    except DamagedCheckpoint:
+        return False
+    return True
 
 
 def read_manifest(path: Path) -> Manifest:

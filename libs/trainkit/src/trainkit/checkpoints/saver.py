@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainkit.checkpoints import folder as folders
-from trainkit.checkpoints.files import Stored, write
+from trainkit.checkpoints.files import Stored, check_writable, write
 from trainkit.checkpoints.policy import Checkpoints
 from trainkit.checkpoints.shards import INDEX, Planner, file_of, index_of, write_shard
 from trainkit.checkpoints.snapshot import SHARED, Snapshot, own_file
@@ -48,12 +48,24 @@ class Saver:
         self._buffers: dict[str, Tensor] = {}
         self._begun: SimpleQueue[tuple[Callable[[], Path], Future[Path]] | None] = SimpleQueue()
         self._pending: Future[Path] | None = None
+        self._check_folder()
+
+    def _check_folder(self) -> None:
+        """Looks on every process whether it can write; all raise when one cannot, so that none waits for it."""
+        problem = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            check_writable(self.folder)
         except OSError as error:
+            problem = error.strerror
+        found = self._gathered(problem)
+        if any(found):
+            where = (
+                "" if self._world == 1 else f" by rank {', '.join(str(at) for at, each in enumerate(found) if each)}"
+            )
             raise InvalidSetup(
-                f"checkpoints cannot be written to {folder}: {error.strerror}; choose another folder"
-            ) from error
+                f"checkpoints cannot be written to {self.folder}{where}: {next(filter(None, found))}; choose another "
+                "folder, or make this one writable"
+            )
 
     def save(self, snapshot: Snapshot) -> None:
         """Returns when the tensors are copied. The previous checkpoint has to be waited for before: who waits tells of

@@ -32,6 +32,8 @@ class HuggingFace(nn.Module):
     def __init__(self, model: nn.Module, tokenizer: Any = None, *, metrics: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.model, self.tokenizer, self._metrics = model, tokenizer, metrics
+        if not model.training:  # as `from_pretrained` leaves it
+            model.train()
 
     @classmethod
     def from_pretrained(

@@ -17,6 +17,7 @@ from trainkit.errors import InvalidSetup
 from trainkit.loop.parts import named_sets
 from trainkit.metrics.base import Metric
 from trainkit.metrics.names import refuse_unknown
+from trainkit.precision import FORMATS
 from trainkit.trackers.base import Tracker
 from trainkit.trainer import Trainer
 
@@ -24,6 +25,7 @@ _WORDS = {
     "schedule_per": ("update", "epoch"),
     "non_finite": ("raise", "skip", "ignore"),
     "out_of_memory": ("raise", "retry", "split"),
+    "precision": FORMATS,
 }
 _FLAGS = ("evaluate_first", "evaluate_last", "deterministic", "place_batches", "cast_batches", "zero_gradients")
 _CADENCES = ("evaluate_every", "log_every", "check_sync_every")
@@ -43,7 +45,7 @@ def check(trainer: Trainer) -> None:
             "one, and call self(...) in training_step"
         )
     for setting, allowed in _WORDS.items():
-        if (word := getattr(trainer, setting)) not in allowed:
+        if not isinstance(word := getattr(trainer, setting), str) or word not in allowed:
             raise InvalidSetup(f"{setting}={word!r}: choose one of {', '.join(allowed)}")
     _check_factories(trainer)
     _check_numbers(trainer)

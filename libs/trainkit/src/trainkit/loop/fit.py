@@ -35,6 +35,7 @@ from trainkit.loop.checking import check
 from trainkit.loop.desync import compare
 from trainkit.loop.length import total_steps
 from trainkit.loop.losses import Mean, loss_of
+from trainkit.loop.modes import put_in_training_mode
 from trainkit.loop.parts import Tail, named_sets, noted, run_context, totals, with_last
 from trainkit.loop.peers import note_loss
 from trainkit.loop.places import after_step, before_evaluation
@@ -464,7 +465,7 @@ class Fit:
 
     def _make_module(self) -> None:
         trainer, module = self.trainer, self.trainer.module
-        module.train()
+        put_in_training_mode(module)
         if trainer.recompute:
             from trainkit.loop.recompute import recompute
 

@@ -119,14 +119,17 @@ def _chosen(policy: Checkpoints, folder: Path) -> Path | None:
     if given:
         folders.verify(Path(given))
         return Path(given)
-    present = folders.by_age(folder)
-    for step in reversed(present):
+    present, damages = folders.by_preference(folder), list[DamagedCheckpoint]()
+    for step in present:
+        path = folder / f"step-{step}"
         try:
-            folders.verify(folder / f"step-{step}")
+            folders.verify(path)
         except DamagedCheckpoint as damage:
-            _log.warning("not going on from step %d: %s", step, damage)
+            damages.append(damage)
         else:
-            return folder / f"step-{step}"
+            for each in damages:
+                _log.warning("A checkpoint is damaged: %s. The run resumes from %s instead.", each, path)
+            return path
     if present:  # starting anew would write over what may be mended
         raise DamagedCheckpoint(
             f"none of the {len(present)} checkpoint(s) in {folder} is as it was written: bring them back, or move "

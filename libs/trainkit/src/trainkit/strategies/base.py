@@ -227,14 +227,31 @@ class Strategy:
 
 
 def chosen(device: torch.device | str | None, local_rank: int) -> torch.device:
-    """The device that was asked for, else this process's accelerator, else the CPU."""
+    """The device that was asked for, else this process's accelerator, else the CPU.
+
+    Raises:
+        InvalidSetup: it is no device, or this machine does not have it.
+    """
     if device is not None:
-        try:
-            return torch.device(device)
-        except RuntimeError:
-            raise InvalidSetup(f"device={device!r}: give for instance 'cpu', 'cuda' or 'cuda:1', or None") from None
+        return _asked(device)
     if torch.accelerator.is_available():
         kind = torch.accelerator.current_accelerator()
         assert kind is not None
         return torch.device(kind.type, local_rank % torch.accelerator.device_count())
     return torch.device("cpu")
+
+
+def _asked(device: object) -> torch.device:
+    allowed = "give for instance 'cpu', 'cuda' or 'cuda:1', or None"
+    if not isinstance(device, str | torch.device):
+        raise InvalidSetup(f"device={device!r} is of the type {type(device).__name__}: {allowed}")
+    try:
+        asked = torch.device(device)
+    except RuntimeError:
+        raise InvalidSetup(f"device={device!r}: {allowed}") from None
+    try:
+        torch.empty(1, device=asked).tolist()  # also finds the device 'meta', which computes nothing
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise InvalidSetup(f"device={str(device)!r} is not available on this machine: {reason}; {allowed}") from None
+    return asked

@@ -111,6 +111,8 @@ class Engine(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.hooks = owner.model, hooks
+        if not self.model.training:  # as `from_pretrained` and an evaluation of the user's own leave it
+            self.model.train()
         self._owner, self._state, self._metrics = owner, state, metrics
         self._told: set[str] = set()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Literal
@@ -10,11 +11,18 @@ from typing import Literal
 from trainkit.checkpoints import folder as folders
 from trainkit.checkpoints.snapshot import SHARED
 
+_log = logging.getLogger("trainkit")
+
 
 def indices(folder: Path) -> dict[int, Path]:
-    """The checkpoints that there are, by index from 0; those that were removed keep theirs."""
-    paths = [folder / f"step-{step}" for step in folders.steps(folder)]
-    return {json.loads((path / SHARED).read_text())["state"]["checkpoints"] - 1: path for path in paths}
+    """The checkpoints that there are, by index from 0; those that were removed keep theirs. Damaged ones have none."""
+    found: dict[int, Path] = {}
+    for path in (folder / f"step-{step}" for step in folders.steps(folder)):
+        try:
+            found[json.loads((path / SHARED).read_text())["state"]["checkpoints"] - 1] = path
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            _log.warning("A checkpoint is damaged, and has no index: %s: %r", path / SHARED, error)
+    return found
 
 
 def chosen(resume: bool | int | None, folder: Path) -> Literal["auto", "must"] | Path:
