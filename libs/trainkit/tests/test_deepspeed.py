@@ -19,6 +19,7 @@ from trainkit.checkpoints.export import model
 from trainkit.data import Loader
 from trainkit.errors import InvalidSetup, InvalidStep, WrongCheckpoint
 from trainkit.loop.fit import Fit
+from trainkit.optim import Group, optimizer
 from trainkit.strategies import DeepSpeed, strategy
 
 TOLERANCE = {"fp32": 1e-6, "bf16": 5e-3}
@@ -158,6 +159,8 @@ def several(folder: str) -> None:
         everything[f"{stage} resumed"] = resumed(stage, Path(folder, f"stage-{stage}"))
     with pytest.raises(InvalidStep, match="scale was given other memory"):
         trained(strategy=zero(1), callbacks=[Replacing()])
+    for stage in (0, 2, 3):
+        changed_rates(stage, Path(folder, f"changed-{stage}"))
     for name, options in REFUSED.items():
         with pytest.raises(InvalidSetup, match=name):
             trained(strategy=zero(3), **options)
@@ -170,6 +173,32 @@ def resumed(stage: int, folder: Path) -> dict[str, Any]:
     fit = trained(strategy=zero(stage), checkpoints=checkpoints)
     assert fit.resumed_step == 4
     return found(fit)
+
+
+class Rates(Callback):
+    def __init__(self) -> None:
+        self.seen: list[list[float]] = []
+
+    def on_step_start(self, fit: Fit, batch: Any) -> None:
+        self.seen.append([float(group["lr"]) for group in fit.optimizer.param_groups])
+
+
+def changed_rates(stage: int, folder: Path) -> None:
+    """The code's rates, decay and duration count in a run that resumes, and other groups are an error."""
+
+    def run(rate: float, decay: float, length: str, **options: Any) -> None:
+        made = optimizer("AdamW", lr=rate, weight_decay=decay, groups=[Group("scale", {"lr": rate / 2})])
+        longer = {"schedule": lambda made, totals: CosineAnnealingLR(made, totals.updates), "max_duration": length}
+        trained(**{"strategy": zero(stage), "optimizer": made, **longer, **options})
+
+    rates, whole = Rates(), Rates()
+    checkpoints = Checkpoints(folder=folder)
+    run(0.02, 0.1, "1ep", checkpoints=checkpoints)
+    run(0.01, 0.3, "2ep", checkpoints=checkpoints, callbacks=[rates])
+    run(0.01, 0.3, "2ep", callbacks=[whole])
+    assert rates.seen == whole.seen[4:] and rates.seen[0][0] == 2 * rates.seen[0][1]
+    with pytest.raises(WrongCheckpoint, match="other parameters or groups"):
+        run(0.01, 0.3, "3ep", checkpoints=checkpoints, optimizer=partial(torch.optim.AdamW, lr=0.01))
 
 
 def alone(folder: str) -> None:

@@ -255,10 +255,15 @@ def halved(optimizer: Any, totals: Any) -> StepLR:
         (
             {"max_duration": "5st"},
             {"train": Loader(ones(50), 8)},
-            "after 40 of 96 samples in batches of 8; this run has 50 samples in batches of 8",
+            "samples=96 in the checkpoint and 50 in this run.*'samples': 'accept'",
+        ),
+        (
+            {"max_duration": "7st"},
+            {"train": Loader(ones(50), 8), "on_change": {"samples": "accept"}},
+            "after 56 of 96 samples in batches of 8; this run has 50 samples in batches of 8, and cannot continue",
         ),
     ],
-    ids=["optimizer", "no schedule", "schedule", "weights gone", "new weights", "data"],
+    ids=["optimizer", "no schedule", "schedule", "weights gone", "new weights", "data", "less data"],
 )
 def test_a_run_of_something_else_does_not_go_on(before: Any, after: Any, message: str, tmp_path: Path) -> None:
     policy = Checkpoints(folder=tmp_path)
@@ -290,7 +295,8 @@ def test_batches_of_another_size_go_on_at_the_same_sample(size: int, again: int,
     policy, first, rest, whole = Checkpoints(folder=tmp_path), Seen(), Seen(), Seen()
     trainer(module=whole, train=Loader(Numbers(), 8), max_duration="1ep").fit()
     trainer(module=first, train=Loader(Numbers(), 8), max_duration="5st", checkpoints=policy).fit()
-    trainer(module=rest, train=Loader(Numbers(), size), max_duration="1ep", checkpoints=policy).fit()
+    accepted = {"checkpoints": policy, "on_change": {"batch_size": "accept"}}
+    trainer(module=rest, train=Loader(Numbers(), size), max_duration="1ep", **accepted).fit()
     assert first.rows == whole.rows[:40]
     assert rest.rows == whole.rows[40 - again :]
 

@@ -59,8 +59,10 @@ class Trainer:
         optimizer: makes the optimizer from named parameters.
         train: a `Loader`, or any iterable of batches, gone through once per epoch.
         max_duration: where training ends.
-        schedule: makes the learning-rate schedule.
+        schedule: makes the learning-rate schedule. It is called once more when a resumed run has other settings.
         schedule_per: how often the schedule steps.
+        schedule_total: the duration that the schedule is planned for; then the rate stays. None: `max_duration`.
+        schedule_monitor: the result of evaluations that `ReduceLROnPlateau` steps with, for instance `val/loss`.
         evaluate: evaluation sets by name; a single one is called `val`.
         evaluate_every: how often; None never, but see `evaluate_last`.
         evaluate_first: also before the first step of a fresh run.
@@ -75,6 +77,9 @@ class Trainer:
         trackers: where numbers go.
         log_every: how often the mean training loss (`train/loss`) goes to trackers; None never.
         checkpoints: the policy; None makes none.
+        on_change: settings that may differ from those of the checkpoint that the run resumes from, for instance
+            `{"seed": "accept"}`. Any of `seed`, `shuffle`, `order`, `samples`, `batch_size`, `drop_last`, `accumulate`.
+            `{"batch_size": "scale"}` accepts another one if it is as large per process as before.
         seed: of everything random.
         device: None takes this process's accelerator, else the CPU.
         compile: compiles the module's forward; a mapping gives `torch.compile`'s arguments.
@@ -100,6 +105,8 @@ class Trainer:
     max_duration: AnyDuration
     schedule: ScheduleFactory | None = None
     schedule_per: Literal["update", "epoch"] = "update"
+    schedule_total: AnyDuration | None = None
+    schedule_monitor: str | None = None
     evaluate: Mapping[str, Iterable[Any]] | Iterable[Any] | None = None
     evaluate_every: AnyDuration | None = "1ep"
     evaluate_first: bool = False
@@ -113,6 +120,7 @@ class Trainer:
     trackers: Sequence[Tracker] = ()
     log_every: AnyDuration | None = "10st"
     checkpoints: Checkpoints | None = None
+    on_change: Mapping[str, Literal["accept", "scale"]] = field(default_factory=dict)
     seed: int = 0
     device: torch.device | str | None = None
     compile: bool | Mapping[str, Any] = False

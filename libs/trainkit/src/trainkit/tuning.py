@@ -97,6 +97,7 @@ def _bare(trainer: Trainer, steps: int) -> Trainer:
         checkpoints=None,
         evaluate=None,
         schedule=None,
+        schedule_monitor=None,
         out_of_memory="raise",
         non_finite="ignore",
         log_every=None,

@@ -45,6 +45,11 @@ class Callback:
         """The key of its state in a checkpoint; unique within a run. Default: the name of the class."""
         return type(self).__name__
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Plain settings, such as a decay: a resumed run reports those that differ from its checkpoint's."""
+        return {}
+
     def state_dict(self) -> Mapping[str, Any]:
         """What a checkpoint stores; taken between two steps."""
         return {}

@@ -47,6 +47,10 @@ class EMA(Callback):
         self._strategy: Strategy | None = None
         self._swapped = self._stored = False
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"decay": self._decay, "every": self._every, "warm_up": self._warm_up, "evaluate": self._evaluate}
+
     def state_dict(self) -> Mapping[str, Any]:
         return {"averages": self.averages, "updates": self.updates}
 

@@ -39,6 +39,10 @@ class EarlyStopping(Callback):
     def name(self) -> str:
         return f"EarlyStopping({self.record.rule})"
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return {"patience": self.record.patience, "min_delta": self.record.rule.min_delta}
+
     def state_dict(self) -> Mapping[str, Any]:
         return self.record.state_dict()
 

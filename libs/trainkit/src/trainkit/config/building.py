@@ -25,6 +25,7 @@ _NOT_PASSED_ON = {
     "optimizer",
     "schedule",
     "checkpoints",
+    "on_change",
     "callbacks",
     "trackers",
 }
@@ -44,6 +45,7 @@ def make_trainer(
         settings["schedule"] = schedule(config.schedule.type, per=config.schedule_per, **config.schedule.arguments)
     if config.checkpoints is not None:
         settings["checkpoints"] = config.checkpoints.build()
+    settings["on_change"] = config.on_change.given()
     settings["parameters"] = to_dict(config)
     settings["train"] = _loader(config, train, config.batch_size, collate, shuffle=True)
     settings["evaluate"] = _evaluation(config, evaluate, collate)

@@ -78,6 +78,37 @@ class CheckpointSettings:
         return Checkpoints(**plain)
 
 
+Accept = Literal["accept"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OnChange:
+    """What may differ between a run and the checkpoint that it resumes from; null: it may not, and a difference ends
+    the run with an error.
+
+    Args:
+        seed: of everything random.
+        shuffle: whether the loader shuffles.
+        samples: in an epoch.
+        order: of the samples of an epoch.
+        batch_size: samples per step; `scale` accepts as many per process as before, on another number of processes.
+        drop_last: whether an epoch leaves out the smaller last batch.
+        accumulate: steps of an update.
+    """
+
+    seed: Accept | None = None
+    shuffle: Accept | None = None
+    samples: Accept | None = None
+    order: Accept | None = None
+    batch_size: Literal["accept", "scale"] | None = None
+    drop_last: Accept | None = None
+    accumulate: Accept | None = None
+
+    def given(self) -> dict[str, Any]:
+        """As `trainkit.Trainer` takes it."""
+        return {name: word for name, word in asdict(self).items() if word is not None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """The settings of a run; see `trainkit.Trainer`. A program's own settings are fields of a subclass.
@@ -92,6 +123,8 @@ class RunConfig:
         optimizer: a name in the catalogue, or its type with arguments.
         schedule: a name in the catalogue, or its type with arguments; null keeps the rate.
         schedule_per: how often the schedule steps.
+        schedule_total: the duration that the schedule is planned for; then the rate stays. null is `max_duration`.
+        schedule_monitor: the result of evaluations that ReduceLROnPlateau steps with, such as `val/loss`.
         evaluate_every: how often the evaluation sets are evaluated; null never.
         evaluate_first: also before the first step.
         evaluate_last: also at the end.
@@ -101,6 +134,8 @@ class RunConfig:
         clip_norm: greatest norm of the gradient; null does not clip.
         log_every: how often the training loss goes to trackers; null never.
         checkpoints: the policy; null makes none.
+        on_change: settings that may differ from those of the checkpoint that the run resumes from; see
+            `trainkit.Trainer`.
         compile: compiles the module's forward.
         deterministic: refuses operations that are not repeatable bit for bit.
         non_finite: what a loss or gradient that is not finite leads to.
@@ -115,6 +150,8 @@ class RunConfig:
     optimizer: Annotated[Component, OfKind("optimizer")]
     schedule: Annotated[Component, OfKind("schedule")] | None = None
     schedule_per: Literal["update", "epoch"] = "update"
+    schedule_total: DurationText | None = None
+    schedule_monitor: str | None = None
     name: str = "run"
     seed: int = 0
     eval_batch_size: Positive | None = None
@@ -128,6 +165,7 @@ class RunConfig:
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     log_every: DurationText | None = "10st"
     checkpoints: CheckpointSettings | None = field(default_factory=CheckpointSettings)
+    on_change: OnChange = field(default_factory=OnChange)
     compile: bool = False
     deterministic: bool = False
     non_finite: Literal["raise", "skip", "ignore"] = "raise"

@@ -10,6 +10,7 @@ neither the number of workers nor a restart changes them, and the training proce
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -27,6 +28,9 @@ Order = Callable[[int, torch.Generator], Sequence[int] | Tensor]
 
 _MOST_WORKERS = 1024
 """More is a slip of the keyboard, and starting them takes the machine down."""
+
+_COMPARED = 4096
+"""At least so many indices of an order go into its digest: enough to tell orders apart, at a cost that is bounded."""
 
 
 class Loader:
@@ -75,6 +79,7 @@ class Loader:
         self.dataset, self.batch_size, self.num_workers = dataset, batch_size, num_workers
         self._collate, self._drop_last, self._prefetch = collate, drop_last, prefetch
         self._order = order or (_shuffled(dataset) if shuffle else _as_it_is(dataset))
+        self.shuffle, self.drop_last = None if order is not None else shuffle, drop_last
         self._pin_memory = pin_memory
         self._seed, self._rank, self._world = 0, 0, 1
         self._requests = _Requests()
@@ -131,6 +136,12 @@ class Loader:
         steps = self.steps(epoch)
         self._requests.made_by = lambda: (self._request(epoch, at) for at in range(position, steps))
         return iter(self._loader)
+
+    def order_digest(self, epoch: int) -> str:
+        """A digest of an epoch's order, to compare it with that of another run."""
+        indices = self._indices_of(epoch)
+        some = indices[:: max(1, len(indices) // _COMPARED)].contiguous()
+        return hashlib.blake2b(some.numpy().tobytes(), digest_size=8).hexdigest()
 
     def __iter__(self) -> Iterator[Any]:
         """One pass over the first epoch, for use without a `Trainer`."""

@@ -10,11 +10,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trainkit.callbacks.base import Callback
+from trainkit.catalogue import nearest
 from trainkit.checkpoints.policy import Checkpoints
 from trainkit.data.loader import Loader
 from trainkit.durations import duration
 from trainkit.errors import InvalidSetup
 from trainkit.loop.parts import named_sets
+from trainkit.loop.settings import CHECKPOINT_DECIDES
 from trainkit.metrics.base import Metric
 from trainkit.metrics.names import refuse_unknown
 from trainkit.precision import FORMATS
@@ -51,6 +53,7 @@ def check(trainer: Trainer) -> None:
     _check_numbers(trainer)
     _check_data(trainer)
     _check_durations(trainer)
+    _check_on_change(trainer)
     _check_members(trainer)
     _check_metrics(trainer)
 
@@ -136,11 +139,31 @@ def _check_durations(trainer: Trainer) -> None:
         if (every := getattr(trainer, name)) is not None:
             _told(name, duration, every)
     length = _told("max_duration", duration, trainer.max_duration)
+    if trainer.schedule_total is not None:
+        _told("schedule_total", duration, trainer.schedule_total)
+        if trainer.schedule is None:
+            raise InvalidSetup("schedule_total without a schedule: give schedule=..., or leave it out")
     if length.unit == "ev" and (trainer.evaluate is None or trainer.evaluate_every is None):
         raise InvalidSetup(
             f"max_duration={str(length)!r} would never be reached, because nothing is evaluated: give "
             "evaluate and evaluate_every, or another unit"
         )
+
+
+def _check_on_change(trainer: Trainer) -> None:
+    given = trainer.on_change
+    if not isinstance(given, Mapping):
+        raise InvalidSetup(f"on_change is a {_kind(given)}: give a mapping, for instance {{'seed': 'accept'}}")
+    for name, word in given.items():
+        if name not in CHECKPOINT_DECIDES:
+            near = nearest(str(name), CHECKPOINT_DECIDES)
+            raise InvalidSetup(
+                f"on_change[{name!r}]: a checkpoint decides {', '.join(CHECKPOINT_DECIDES)}, and any other setting may "
+                "change without it" + (f"; did you mean {near}?" if near else "")
+            )
+        allowed = ("accept", "scale") if name == "batch_size" else ("accept",)
+        if word not in allowed:
+            raise InvalidSetup(f"on_change[{name!r}]={word!r}: choose {' or '.join(allowed)}, or leave it out")
 
 
 def _check_members(trainer: Trainer) -> None:
@@ -167,6 +190,9 @@ def _check_members(trainer: Trainer) -> None:
 
 
 def _check_metrics(trainer: Trainer) -> None:
+    if trainer.schedule_monitor is not None:
+        known = named_sets(trainer.evaluate)
+        _told("schedule_monitor", lambda name: refuse_unknown(name, known, trainer.metrics), trainer.schedule_monitor)
     if "loss" in trainer.metrics:
         raise InvalidSetup("a metric is called 'loss', as the mean loss of an evaluation is: give it another name")
     if trainer.checkpoints is not None and trainer.checkpoints.best is not None:

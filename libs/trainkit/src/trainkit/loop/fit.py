@@ -39,6 +39,7 @@ from trainkit.loop.modes import put_in_training_mode
 from trainkit.loop.parts import Tail, named_sets, noted, run_context, totals, with_last
 from trainkit.loop.peers import note_loss
 from trainkit.loop.places import after_step, before_evaluation
+from trainkit.loop.plan import Plan
 from trainkit.loop.signals import Signals
 from trainkit.loop.tracking import Trackers
 from trainkit.loop.window import Window
@@ -90,6 +91,7 @@ class Fit:
         self.total_steps: int | None = None
         self.strategy = strategy(trainer.strategy)
         self.max_duration = duration(trainer.max_duration)
+        self.plan = Plan(trainer)
         self.window: Window
         self._signals = Signals(self.strategy, self.state, trainer.checkpoints)
         self.left: Tail | None = None
@@ -218,6 +220,8 @@ class Fit:
         self.state.evaluated_at = self.state.step
         self._quiet_until = 0
         self.log(results)
+        if self.plan.per == "evaluation":
+            self.step_schedule(results[str(self.trainer.schedule_monitor)])
         for hook in self._hooks.on_evaluation_end:
             hook(self, results)
         return results
@@ -313,7 +317,7 @@ class Fit:
                 f"{self.due.in_tokens} is counted in tokens, and training_step returned a loss that says of none how "
                 "many it is over: return Loss(sum, count), or use another unit"
             )
-        if self.apply() and self.schedule is not None and self.trainer.schedule_per == "update":
+        if self.apply() and self.schedule is not None and self.plan.per == "update":
             self.step_schedule()
         for hook in hooks.on_clear_start:
             hook(self)
@@ -343,11 +347,11 @@ class Fit:
         scaled = self.strategy.precision.scaler is not None
         return scaled or self.grad_norm is None or math.isfinite(self.grad_norm)
 
-    def step_schedule(self) -> None:
-        """Steps the schedule, of which there has to be one."""
-        assert self.schedule is not None
-        self.schedule.step()
-        self.call("on_schedule_end")
+    def step_schedule(self, *result: float) -> None:
+        """Steps the schedule, of which there has to be one, until it has reached its `schedule_total`."""
+        if not self.plan.ended(self.schedule):
+            self.schedule.step(*result)
+            self.call("on_schedule_end")
 
     # After a step
 
@@ -388,7 +392,7 @@ class Fit:
     def _count_epoch(self) -> None:
         self.state.epoch += 1
         self.state.position = 0
-        if self.schedule is not None and self.trainer.schedule_per == "epoch" and not self.manual:
+        if self.schedule is not None and self.plan.per == "epoch" and not self.manual:
             self.step_schedule()
         self.refuse_non_finite()
 
@@ -474,7 +478,7 @@ class Fit:
             module.compile(**(trainer.compile if isinstance(trainer.compile, Mapping) else {}))
         self.strategy.prepare(module, Precision(trainer.precision, self.strategy.device))
         self.module = self.strategy.module
-        self.optimizer = self.strategy.make_optimizer(trainer.optimizer)
+        self.optimizer = self.strategy.make_optimizer(self.plan.make_optimizer)
         self._forward = self.strategy.forward
         self.manual = manual.open_updates(self)
         if trainer.out_of_memory != "raise":
@@ -484,8 +488,8 @@ class Fit:
             self._forward = self.strategy.alone
 
     def _make_schedule(self) -> None:
-        make = self.trainer.schedule
-        self.schedule = make(self.optimizer, self.totals()) if make is not None else None
+        per_update = self.trainer.accumulate
+        self.schedule = self.plan.make_schedule(self.optimizer, lambda length: totals(self.feed, length, per_update))
 
     def _count_steps(self) -> int | None:
         return total_steps(

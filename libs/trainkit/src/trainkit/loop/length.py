@@ -47,6 +47,24 @@ def total_steps(
     return state.step + left
 
 
+def updates_in(steps: int, state: State, left: int, accumulate: int) -> tuple[int, int]:
+    """Returns how many updates the next `left` steps of a run make, and how many epochs they end or begin.
+
+    Args:
+        steps: of an epoch.
+        state: where the run is.
+        accumulate: steps of one update.
+    """
+    first = state.position - state.window
+    here = min(left, steps - state.position)
+    epochs, rest = divmod(left - here, steps)
+    updates = -(-(state.position + here - first) // accumulate)
+    return (
+        updates + epochs * -(-steps // accumulate) + -(-rest // accumulate),
+        bool(state.position + here) + epochs + bool(rest),
+    )
+
+
 class _Epoch:
     """The present epoch, which those after it are like.
 

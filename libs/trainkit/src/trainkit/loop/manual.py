@@ -33,7 +33,7 @@ class Updates:
     @property
     def has_schedule(self) -> bool:
         """Whether there is a schedule to step."""
-        return self._fit.schedule is not None
+        return self._fit.schedule is not None and self._fit.plan.per != "evaluation"
 
     def backward(self, loss: Tensor, **options: Any) -> None:
         """Adds the gradients of `loss`.
@@ -69,8 +69,8 @@ class Updates:
             hook(fit)
 
     def step_schedule(self) -> None:
-        """Steps the schedule, if there is one."""
-        if self._fit.schedule is not None:
+        """Steps the schedule, if there is one. `ReduceLROnPlateau` steps after evaluations instead."""
+        if self.has_schedule:
             self._fit.step_schedule()
 
     def zero_grad(self, set_to_none: bool = True) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,17 @@ def layout(name: str, parameters: Mapping[str, nn.Parameter]) -> Tensor | None:
     return parameters.get(unescaped(parts[3])) if len(parts) > 4 and parts[2] == "state" else None
 
 
-def write(optimizer: Optimizer, module: nn.Module, stored: Mapping[str, Any], path: Path) -> None:
+def write(
+    optimizer: Optimizer,
+    module: nn.Module,
+    stored: Mapping[str, Any],
+    path: Path,
+    changed: Sequence[Collection[str]] = (),
+) -> None:
     """Takes over what `read` returned.
+
+    Args:
+        changed: for each group the settings that stay as they are, or nothing.
 
     Raises:
         WrongCheckpoint: it is of another optimizer, or of one with other parameters.
@@ -53,8 +62,9 @@ def write(optimizer: Optimizer, module: nn.Module, stored: Mapping[str, Any], pa
     present = read(optimizer, module)["groups"]
     if [group["names"] for group in present] != [group["names"] for group in stored["groups"]]:
         raise WrongCheckpoint(f"{path} has the state of an optimizer with other parameters or groups")
-    for group, values in zip(optimizer.param_groups, stored["groups"], strict=True):
-        group.update({key: value for key, value in values.items() if key != "names"})
+    for at, (group, values) in enumerate(zip(optimizer.param_groups, stored["groups"], strict=True)):
+        stays = {"names", *(changed[at] if changed else ())}
+        group.update({key: value for key, value in values.items() if key not in stays})
     groups = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     for name, values in stored["state"].items():
         p = parameters[name]

@@ -22,7 +22,8 @@ from trainkit.checkpoints.policy import Checkpoints
 from trainkit.checkpoints.snapshot import SHARED, Snapshot, own_file
 from trainkit.checkpoints.tree import join, names, split
 from trainkit.errors import CheckpointError, DamagedCheckpoint, WrongCheckpoint
-from trainkit.loop import optimizers, sameness, unfinished
+from trainkit.loop import optimizers, rescheduling, sameness, settings, unfinished
+from trainkit.loop.changes import Changes, report
 from trainkit.loop.parts import Tail
 from trainkit.sharded import is_sharded
 from trainkit.strategies.base import Strategy
@@ -54,6 +55,7 @@ def _shared(fit: Fit) -> dict[str, Any]:
     return {
         "state": fit.state.to_dict(),
         "about": sameness.described(fit),
+        "settings": settings.described(fit),
         "model": fit.strategy.weights(),
         "optimizer": optimizers.read(fit.optimizer, fit.module),
         "schedule": fit.schedule.state_dict() if fit.schedule is not None else {},
@@ -159,11 +161,13 @@ def load(fit: Fit, path: Path) -> bool:
     tensors = _tensors(fit, path, index, [*names(plain), *names(own)])
     state, own_state = join(plain, tensors), join(own, tensors)
     fit._trackers.resumed(manifest.logged_until)
-    _apply_shared(fit, path, state)
+    changes = _apply_shared(fit, path, state)
     if manifest.world_size == fit.strategy.world_size:
         _apply_own(fit, own_state)
     else:
         _apply_others(fit, path, index, own_state, manifest.world_size)
+    if "seed" in changes.accepted:
+        random.seed_everything(random.mixed(fit.trainer.seed, fit.strategy.rank, fit.state.step))
     _log.info("going on from %s at step %d", path, fit.state.step)
     return not state["interrupted"]
 
@@ -198,14 +202,14 @@ def _tensors(fit: Fit, path: Path, index: Mapping[str, Any], wanted: list[str]) 
     return targets
 
 
-def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> None:
+def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> Changes:
     fit.state.load(state["state"])
     fit.state.finished = False
-    sameness.settle(fit, path, state)
+    changes = sameness.settle(fit, path, state)
     fit.strategy.put_weights(state["model"])
-    optimizers.write(fit.optimizer, fit.module, state["optimizer"], path)
+    optimizers.write(fit.optimizer, fit.module, state["optimizer"], path, changes.groups)
     if fit.schedule is not None:
-        fit.schedule.load_state_dict(state["schedule"])
+        rescheduling.resume(fit, changes, state, state.get("settings", {}))
     fit.strategy.precision.load_state_dict(state["precision"])
     for callback in fit.trainer.callbacks:
         if callback.name in state["callbacks"]:
@@ -218,6 +222,14 @@ def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> None:
     if state["save_asked"]:
         fit.checkpoint()
     fit.stop_reason = state["stop_reason"]  # a run that was stopped early stays so
+    if fit.stop_reason is not None:
+        report(
+            fit,
+            "%s was stopped early (%s), and stays so: resume from an earlier checkpoint to train on",
+            path,
+            fit.stop_reason,
+        )
+    return changes
 
 
 def _apply_own(fit: Fit, own: dict[str, Any]) -> None:

@@ -85,4 +85,5 @@ class Window:
         if steps is None or self._feed.samples(0) % self._strategy.world_size:
             return 0
         end = min(steps - 1, state.position + self._last_step - state.step - 1)
-        return max(0, end // self._accumulate * self._accumulate)
+        first = state.position - state.window  # with another accumulate than before, windows do not begin at 0
+        return max(0, first + (end - first) // self._accumulate * self._accumulate)

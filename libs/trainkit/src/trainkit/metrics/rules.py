@@ -145,12 +145,13 @@ class Record:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint stores."""
-        return {"best": list(self.best), "best_step": self.best_step, "left": self.left}
+        return {"best": list(self.best), "best_step": self.best_step, "left": self.left, "patience": self.patience}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state_dict` returned."""
-        self.best, self.best_step, self.left = (
-            [float(each) for each in state["best"]],
-            state["best_step"],
-            state["left"],
-        )
+        """Goes on from what `state_dict` returned. With another patience, the chances so far count."""
+        self.best, self.best_step = [float(each) for each in state["best"]], state["best_step"]
+        before = state.get("patience", self.patience)
+        if before == self.patience:
+            self.left = state["left"]
+        elif self.patience is not None:
+            self.left = max(self.patience - (0 if before is None else before - state["left"]), 0)
