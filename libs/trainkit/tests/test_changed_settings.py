@@ -199,6 +199,11 @@ def test_cadences_that_changed_are_reported(twice: Twice) -> None:
     ]
 
 
+def test_weights_of_another_type_are_reported(twice: Twice) -> None:
+    twice({}, {"module": Slope().double()})
+    assert twice.lines() == ["weights: float32 → float64"]
+
+
 # Schedules are functions of (step, total)
 
 

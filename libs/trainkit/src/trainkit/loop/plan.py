@@ -30,6 +30,7 @@ class Plan:
     """Makes optimizer and schedule, and remembers what they were made with.
 
     Attributes:
+        weights: the types of the trained parameters.
         groups: for each parameter group the names of its parameters and its settings, as plain values.
         initial: the schedule's settings before its first step, as plain values; None without a schedule.
         totals: what the schedule was made with.
@@ -39,6 +40,7 @@ class Plan:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        self.weights = ""
         self.groups: list[dict[str, Any]] = []
         self.initial: dict[str, Any] | None = None
         self.totals: Totals | None = None
@@ -55,6 +57,7 @@ class Plan:
         """
         made = self._trainer.optimizer(named)
         _check_optimizer(made)
+        self.weights = ", ".join(sorted({str(p.dtype).removeprefix("torch.") for _, p in named}))
         names = {id(p): name for name, p in named}
         for group in made.param_groups:
             settings = {key: value for key, value in group.items() if key not in _MEMBERS}

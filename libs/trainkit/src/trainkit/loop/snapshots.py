@@ -161,6 +161,7 @@ def load(fit: Fit, path: Path) -> bool:
     tensors = _tensors(fit, path, index, [*names(plain), *names(own)])
     state, own_state = join(plain, tensors), join(own, tensors)
     fit._trackers.resumed(manifest.logged_until)
+    state.setdefault("about", {}).setdefault("world_size", manifest.world_size)  # older versions store it there alone
     changes = _apply_shared(fit, path, state)
     if manifest.world_size == fit.strategy.world_size:
         _apply_own(fit, own_state)

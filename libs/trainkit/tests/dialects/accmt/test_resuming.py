@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 from trainkit.dialects.accmt.resuming import indices
+from trainkit.errors import WrongCheckpoint
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Noted,
@@ -178,3 +179,33 @@ def test_a_run_may_stop_after_any_step_and_ends_with_the_same_bits(whole: Any, t
     assert rest.seen[0][2] == step and rest.order == module.order[step * 8 :]
     assert torch.equal(rest.model.w, module.model.w) and torch.equal(again, momentum)
     assert found == series
+
+
+@pytest.mark.spec("AC-062")
+def test_other_epochs_and_another_rate_are_reported_and_another_batch_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fitted(tmp_path, hps(optim_kwargs={"lr": 0.1}))
+    caplog.clear()
+    _, module = fitted(tmp_path, hps(epochs=3, optim_kwargs={"lr": 0.05}))
+    assert module.w == pytest.approx(2 - 2 * 0.8**24 * 0.9**12)
+    lines = [record.getMessage().removeprefix("changed since the checkpoint: ") for record in caplog.records]
+    assert lines == ["max_duration: 2ep → 3ep", "lr: 0.1 → 0.05"]
+    with pytest.raises(
+        WrongCheckpoint, match=r"batch_size=8 in the checkpoint and 4.*on_change=\{'batch_size': 'accept'"
+    ):
+        fitted(tmp_path, hps(epochs=4, batch_size=4))
+    _, module = fitted(tmp_path, hps(epochs=4, batch_size=4), on_change={"batch_size": "accept"})
+    assert len(module.seen) == 24
+
+
+def on_two(folder: str) -> None:
+    made, _ = fitted(Path(folder).parent / "one", hps(epochs=3))
+    assert made.state.global_step == 24 + 6
+
+
+@pytest.mark.spec("AC-062")
+def test_another_number_of_processes_resumes_with_as_many_samples_on_each(tmp_path: Path, forks: Any) -> None:
+    fitted(tmp_path / "one")
+    forks.succeed(on_two, tmp_path / "two", processes=2)
+    assert "the checkpoint is of 1 processes and there are 2" in (tmp_path / "two" / "rank-0.log").read_text()

@@ -23,7 +23,7 @@ _FACTORS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 def tracker_arguments(given: Mapping[str, Any], trainer: type) -> None:
     """Refuses keywords that nobody takes."""
-    known = [*list(inspect.signature(trainer).parameters)[:-1], *_RUN_ARGUMENTS]
+    known = [*list(inspect.signature(trainer).parameters)[:-1], *_RUN_ARGUMENTS, "on_change"]
     for name in given:
         if name not in _RUN_ARGUMENTS:
             near = nearest(name, known)

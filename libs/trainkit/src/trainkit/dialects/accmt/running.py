@@ -81,6 +81,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
         trackers=[series],
         log_every=_log_every(settings),
         checkpoints=_checkpoints(trainer, sets),
+        on_change=trainer.on_change,
         out_of_memory="retry" if settings.safe_steps and chosen.strategy.works_alone and not manual else "raise",
         name=trainer.track_name,
         parameters={**parameters(trainer), **(settings.additional_tracker_config or {})},

@@ -27,7 +27,7 @@ class Trainer:
     Args:
         hps_config: a YAML file, a mapping, or `HyperParameters`.
         model_path: the folder of all that the run saves.
-        kwargs: of the tracker's run: `run_name`, `tags`.
+        kwargs: of the tracker's run: `run_name`, `tags`; and `on_change`, as `trainkit.Trainer` takes it.
 
     The other parameters are described row by row in docs/dialects/accmt.md.
 
@@ -94,6 +94,8 @@ class Trainer:
         self.settings = SimpleNamespace(
             **{name: value for name, value in locals().items() if name not in ("self", "kwargs")}
         )
+        # A batch is one of each process here, so another number of processes may change the batch over all of them.
+        self.on_change = {"batch_size": "scale", **kwargs.pop("on_change", {})}
         checks.tracker_arguments(kwargs, type(self))
         self.run_arguments = kwargs
         self.hps = HyperParameters.of(hps_config)
