@@ -196,7 +196,7 @@ def changed_rates(stage: int, folder: Path) -> None:
     run(0.02, 0.1, "1ep", checkpoints=checkpoints)
     run(0.01, 0.3, "2ep", checkpoints=checkpoints, callbacks=[rates])
     run(0.01, 0.3, "2ep", callbacks=[whole])
-    assert rates.seen == whole.seen[4:] and rates.seen[0][0] == 2 * rates.seen[0][1]
+    assert rates.seen == whole.seen[4:] and 2 * rates.seen[0][0] == rates.seen[0][1]
     with pytest.raises(WrongCheckpoint, match="other parameters or groups"):
         run(0.01, 0.3, "3ep", checkpoints=checkpoints, optimizer=partial(torch.optim.AdamW, lr=0.01))
 

@@ -307,6 +307,20 @@ def test_mlflow_has_every_step_once_after_a_kill_and_an_outage(server: Server, t
     assert [each.path for each in client.list_artifacts(outage.run_id, "notes")] == ["notes/a.txt"]
 
 
+def test_an_mlflow_run_that_was_resumed_under_another_experiment_says_that_it_stays(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    began = MLflow(server.uri, experiment="first")
+    began.open(context(tmp_path))
+    began.close("stopped")
+    resumed = MLflow(server.uri, experiment="second")
+    resumed.open(context(tmp_path, 5))
+    resumed.close("finished")
+
+    assert resumed.run_id == began.run_id
+    assert "MLflow experiment: first → second" in caplog.text
+
+
 def test_mlflow_has_every_point_once_when_rows_of_the_checkpoints_step_were_logged_after_it(
     server: Server, tmp_path: Path
 ) -> None:

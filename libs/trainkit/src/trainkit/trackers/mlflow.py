@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import urllib.error
 import urllib.request
@@ -17,6 +18,7 @@ from trainkit.trackers.background import Background, LastingError, Row
 from trainkit.trackers.base import Outcome, RunContext
 from trainkit.trackers.plain import flat
 
+_log = logging.getLogger("trainkit")
 _STATUS: dict[Outcome, str] = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 _MEMORY = "mlflow.json"  # in the run's folder: which run of the server's it is
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST_VALUE = 1000, 100, 6000  # what the server takes in one request
@@ -82,6 +84,7 @@ class MLflow(Background):
         if context.resumed_step is not None and memory is not None and memory.exists():
             self.run_id = json.loads(memory.read_text())["run_id"]
             self._client.update_run(self.run_id, status="RUNNING")
+            self._report_moved(self.experiment or context.name)
             self._beyond = Counter(self._after_checkpoint(context))
             return
         self._beyond = Counter()
@@ -89,6 +92,15 @@ class MLflow(Background):
         if memory is not None:
             memory.parent.mkdir(parents=True, exist_ok=True)
             memory.write_text(json.dumps({"run_id": self.run_id}))
+
+    def _report_moved(self, wanted: str) -> None:
+        experiment = self._client.get_run(self.run_id).info.experiment_id
+        if (present := self._client.get_experiment(experiment).name) != wanted:
+            _log.warning(
+                "changed since the checkpoint: MLflow experiment: %s → %s; run %s continues in the former, where it "
+                "began, because MLflow moves no run",
+                *(present, wanted, self.run_id),
+            )
 
     def _create(self, context: RunContext) -> str:
         name = self.experiment or context.name
