@@ -607,6 +607,11 @@ def test_a_callback_s_settings_are_those_of_the_code(twice: Twice) -> None:
     assert twice.lines() == ["decay of EMA: 0.9 → 0.0"]
 
 
+def test_a_callback_that_is_gone_is_reported(twice: Twice) -> None:
+    twice({"callbacks": [EMA()]}, {})
+    assert twice.lines() == ["no callback of this run is called EMA, and its state is dropped"]
+
+
 @pytest.mark.parametrize(("patience", "steps"), [(2, 16), (5, 24)])
 def test_another_patience_counts_the_chances_that_brought_no_gain(patience: int, steps: int, twice: Twice) -> None:
     """The first evaluation is a gain; those at 8 and 12 bring none."""

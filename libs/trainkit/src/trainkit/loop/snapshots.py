@@ -215,6 +215,10 @@ def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> Changes:
     for callback in fit.trainer.callbacks:
         if callback.name in state["callbacks"]:
             callback.load_state_dict(state["callbacks"][callback.name])
+    for name in state["callbacks"].keys() - {callback.name for callback in fit.trainer.callbacks}:
+        report(
+            fit, "changed since the checkpoint: no callback of this run is called %s, and its state is dropped", name
+        )
     fit.results.update(state["results"])
     fit.train_loss = state["train_loss"]
     norm = state["grad_norm"]
