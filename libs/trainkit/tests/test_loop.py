@@ -101,7 +101,7 @@ def test_batches_of_any_iterable_weigh_the_same() -> None:
     fit = trainer(train=Endless(), accumulate=2, max_duration="1ep").fit()
 
     assert fit.state.update == 3
-    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**2 * 0.9)
+    assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**3)
 
 
 def test_hooks_are_called_in_the_order_that_the_documentation_gives() -> None:

@@ -2,6 +2,7 @@
 
 TrainkitError
 ├── InvalidSetup         an argument is wrong, or two do not go together; raised before training
+├── InvalidData          the data yields what cannot be trained on, or cannot resume where the run was
 ├── InvalidStep          `training_step` or `evaluation_step` returned what the loop cannot use
 ├── NonFiniteLoss        the loss or a gradient is not a number, and the policy is to stop
 ├── OutOfMemory          the step does not fit, also after the recovery that was asked for
@@ -21,6 +22,10 @@ class TrainkitError(Exception):
 
 class InvalidSetup(TrainkitError, ValueError):
     """An argument is wrong, or two of them do not go together."""
+
+
+class InvalidData(TrainkitError, ValueError):
+    """The data yields what cannot be trained on, or cannot resume where the run was."""
 
 
 class InvalidStep(TrainkitError):

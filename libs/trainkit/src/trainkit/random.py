@@ -65,14 +65,53 @@ def seed_here(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
 
 
+class Generators:
+    """Host generators of something's own: within `with`, this process's go on from where the last such block ended;
+    afterwards they are as before."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed(seed)
+
+    def seed(self, seed: int) -> None:
+        """Starts from `seed`. Not within the block."""
+        with seeded(seed):
+            self._own = _raw()
+
+    def __enter__(self) -> None:
+        self._before = _raw()
+        _put(self._own)
+
+    def __exit__(self, *error: object) -> None:
+        self._own = _raw()
+        _put(self._before)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Their state, as `capture` returns it."""
+        with self:
+            return capture(torch.device("cpu"))
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Takes over what `state_dict` returned."""
+        with self:
+            restore(state, torch.device("cpu"))
+
+
+def _raw() -> tuple[Any, ...]:
+    return torch.get_rng_state(), np.random.get_state(), random.getstate()
+
+
+def _put(state: tuple[Any, ...]) -> None:
+    torch.set_rng_state(state[0])
+    np.random.set_state(state[1])
+    random.setstate(state[2])
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Host generators start from `seed` within the block, and are as before after it."""
-    before: tuple[Any, ...] = (torch.get_rng_state(), np.random.get_state(), random.getstate())
+    before = _raw()
     seed_here(seed)
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        np.random.set_state(before[1])
-        random.setstate(before[2])
+        _put(before)

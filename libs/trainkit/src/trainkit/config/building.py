@@ -14,6 +14,7 @@ from trainkit.config.components import Component
 from trainkit.config.run import RunConfig
 from trainkit.config.saving import SavedConfig, to_dict
 from trainkit.data import Loader
+from trainkit.data.loader import is_stream
 from trainkit.errors import InvalidSetup
 from trainkit.optim import optimizer, schedule
 from trainkit.trainer import Trainer
@@ -68,7 +69,8 @@ def _evaluation(config: RunConfig, evaluate: Any, collate: Collate) -> Any:
 def _loader(config: RunConfig, data: Any, batch_size: int, collate: Collate, *, shuffle: bool) -> Any:
     if not isinstance(data, Dataset):
         return data
-    return Loader(data, batch_size, shuffle=shuffle, num_workers=config.num_workers, collate=collate)
+    order = None if is_stream(data) else shuffle
+    return Loader(data, batch_size, shuffle=order, num_workers=config.num_workers, collate=collate)
 
 
 def _refuse_unknown(parts: Mapping[str, Any]) -> None:

@@ -5,6 +5,34 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+from torch.utils.data import get_worker_info
+from torch.utils.data._utils import worker as torch_worker
+
+
+def start(worker: int, also: Callable[[int], object] | None = None) -> None:
+    """Prepares a worker; `also` is the user's `worker_init_fn`, which finds its own dataset in `get_worker_info()`."""
+    stay(worker)
+    if also is not None:
+        info: Any = get_worker_info()
+        own = SimpleNamespace(id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=info.dataset.dataset)
+        with presented(own):
+            also(worker)
+
+
+@contextmanager
+def presented(info: Any) -> Iterator[None]:
+    """Makes `get_worker_info()` return `info`; None: in no worker."""
+    before: Any = torch_worker._worker_info
+    torch_worker._worker_info = info
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = before
 
 
 def stay(worker: int) -> None:

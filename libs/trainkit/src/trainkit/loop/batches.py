@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainkit.data.feed import leading
+from trainkit.data.counted import leading
 
 
 def on_device(batch: Any, device: torch.device) -> Any:

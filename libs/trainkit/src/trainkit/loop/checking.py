@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from trainkit.callbacks.base import Callback
 from trainkit.catalogue import nearest
 from trainkit.checkpoints.policy import Checkpoints
+from trainkit.data.counted import length_of
 from trainkit.data.loader import Loader
 from trainkit.durations import duration
 from trainkit.errors import InvalidSetup
@@ -130,7 +131,7 @@ def _check_data(trainer: Trainer) -> None:
         if not iterable or isinstance(data, (str, bytes, type)):
             raise InvalidSetup(f"{name} is a {_kind(data)}: give a trainkit.data.Loader, or any iterable of batches")
         samples = data.dataset if isinstance(data, Loader) else data
-        if name != "train" and hasattr(samples, "__len__") and not len(samples):
+        if name != "train" and length_of(samples) == 0:
             raise InvalidSetup(f"{name} is empty: give it at least one sample, or leave it out")
 
 

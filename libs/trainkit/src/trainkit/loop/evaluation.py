@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from trainkit.data.feed import Feed, Plain, leading
+from trainkit.data.feed import Feed
 from trainkit.errors import InvalidStep
 from trainkit.loop.losses import Mean, loss_of
 from trainkit.loop.places import END
@@ -60,13 +60,12 @@ def _one(
     mean, counted = Mean(fit.strategy.device), False
     starts, ends = fit._hooks.on_evaluation_step_start, fit._hooks.on_evaluation_step_end
     evaluate = fit.strategy.evaluate if fit.recovery is None else fit.recovery.evaluation_step
-    feed.steps(0)
     look(0)
     for position, batch in enumerate(fit.placed(feed.batches(0))):
         for hook in starts:
             hook(fit, name, batch)
         output = evaluate(batch)
-        rows = leading(batch) if isinstance(feed, Plain) else feed.rows(position)
+        rows = feed.rows(0, position)
         if not isinstance(output, Mapping) or "loss" in output:
             mean.add(loss_of(output, "evaluation_step"), rows)
             counted = True

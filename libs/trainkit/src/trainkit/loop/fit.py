@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from copy import copy
-from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -36,7 +35,7 @@ from trainkit.loop.desync import compare
 from trainkit.loop.length import total_steps
 from trainkit.loop.losses import Mean, loss_of
 from trainkit.loop.modes import put_in_training_mode
-from trainkit.loop.parts import Tail, named_sets, noted, run_context, totals, with_last
+from trainkit.loop.parts import Tail, named_sets, noted, run_context, totals, warn_of_resuming
 from trainkit.loop.peers import note_loss
 from trainkit.loop.places import after_step, before_evaluation
 from trainkit.loop.plan import Plan
@@ -122,10 +121,11 @@ class Fit:
             closing.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
             torch.use_deterministic_algorithms(True)
         seed_everything(trainer.seed if self.strategy.rank == 0 else mixed(trainer.seed, self.strategy.rank))
-        self.feed = self._bound(feed(trainer.train))
+        self.feed = self._bound(feed(trainer.train, self.strategy.world_size))
         # Copies: a loader that is trained on and evaluated keeps its place in training.
         sets = named_sets(trainer.evaluate)
-        self.evaluated = {name: self._bound(copy(feed(source))) for name, source in sets.items()}
+        world = self.strategy.world_size
+        self.evaluated = {name: self._bound(copy(feed(source, world))) for name, source in sets.items()}
         self._make_module()
         self._make_schedule()
         for metric in trainer.metrics.values():
@@ -236,14 +236,12 @@ class Fit:
 
     def _batches(self) -> Iterator[tuple[Any, bool]]:
         """The rest of the epoch's batches, on the device, each with whether it is the last one."""
-        state, steps = self.state, self.feed.steps(self.state.epoch)
-        self.window.start_epoch(steps)
+        state, feed = self.state, self.feed
+        self.window.start_epoch(feed.steps(state.epoch))
         self.total_steps = self._count_steps()
         self._report_progress()
-        batches = self.placed(self.feed.batches(state.epoch, state.position))
-        if steps is None:
-            return with_last(batches)
-        return zip(batches, chain(repeat(False, steps - state.position - 1), (True,)), strict=False)
+        batches = self.placed(feed.batches(state.epoch, state.position))
+        return zip(batches, feed.ends(state.epoch, state.position), strict=False)
 
     def _step(self, batch: Any, last: bool) -> None:
         """Forward and backward; and an update, when the step is the last of its window."""
@@ -317,6 +315,8 @@ class Fit:
                 f"{self.due.in_tokens} is counted in tokens, and training_step returned a loss that says of none how "
                 "many it is over: return Loss(sum, count), or use another unit"
             )
+        elif self.window.weighed != self.window.expected:
+            self.window.correct()
         if self.apply() and self.schedule is not None and self.plan.per == "update":
             self.step_schedule()
         for hook in hooks.on_clear_start:
@@ -450,6 +450,7 @@ class Fit:
         from trainkit.loop.keeper import Keeper
 
         assert self.trainer.checkpoints is not None
+        warn_of_resuming(self.feed)
         self._keeper = Keeper(self, self.trainer.checkpoints, closing)
         if self._keeper.resume():
             self.resumed_step = self.state.step
@@ -464,7 +465,9 @@ class Fit:
 
     def _bound(self, source: Feed) -> Feed:
         place = self.strategy
-        source.bind(seed=self.trainer.seed, rank=place.rank, world_size=place.world_size, device=place.device)
+        source.bind(
+            seed=self.trainer.seed, rank=place.rank, world_size=place.world_size, device=place.device, peers=place
+        )
         return source
 
     def _make_module(self) -> None:

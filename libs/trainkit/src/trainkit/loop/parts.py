@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from trainkit.data.counted import Plain
 from trainkit.data.feed import Feed
 from trainkit.durations import Duration, Steps
 from trainkit.errors import InvalidSetup
+from trainkit.loop.length import total_steps
+from trainkit.state import State
 from trainkit.trackers.base import RunContext
 from trainkit.trackers.clock import Clock
 from trainkit.trainer import Totals, Trainer
@@ -44,13 +47,10 @@ def named_sets(evaluate: Any) -> Mapping[str, Any]:
     return evaluate if isinstance(evaluate, Mapping) else {"val": evaluate}
 
 
-def with_last(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
-    """Each batch with whether it is the last, which takes reading one ahead."""
-    for batch in batches:
-        for following in batches:
-            yield batch, False
-            batch = following
-        yield batch, True
+def warn_of_resuming(feed: Feed) -> None:
+    """Logs a warning when the checkpoints of a run will be of no use within an epoch of its data."""
+    if isinstance(feed, Plain) and (problem := feed.resume_problem()) is not None:
+        _log.warning("this run can resume from checkpoints at the end of an epoch alone: %s", problem)
 
 
 def run_context(trainer: Trainer, resumed_step: int | None, resumed_time: float | None, world_size: int) -> RunContext:
@@ -81,12 +81,11 @@ def totals(feed: Feed, max_duration: Duration, accumulate: int) -> Totals:
         return Totals(count * per_epoch, count, per_epoch)
     if unit == "up":
         return Totals(count, -(-count // per_epoch), per_epoch)
-    if unit == "sa":
-        count = -(-count // feed.samples(0))
-    elif unit != "st":
+    total = total_steps(feed, max_duration, State(), accumulate=accumulate)
+    if total is None:
         raise InvalidSetup(
             f"max_duration={max_duration} does not say how many updates there will be: with a schedule, use "
-            "epochs, steps, updates or samples"
+            "epochs, steps or updates, or samples of a Loader"
         )
-    whole, rest = divmod(count, steps) if steps is not None else (0, count)
+    whole, rest = divmod(total, steps) if steps is not None else (0, total)
     return Totals(whole * per_epoch + -(-rest // accumulate), whole + bool(rest), per_epoch)

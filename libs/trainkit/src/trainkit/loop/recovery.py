@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trainkit import random
-from trainkit.data.feed import leading
+from trainkit.data.counted import leading
 from trainkit.errors import OutOfMemory
 from trainkit.loop.batches import halves
 from trainkit.memory import free, holders

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from trainkit.data.loader import Loader
+from trainkit.data.streams import Stream
 from trainkit.durations import AnyDuration, duration
 from trainkit.loop.plan import functions, steps_of
 
@@ -81,6 +82,8 @@ def _of_data(fit: Fit) -> dict[str, Any]:
     feed = fit.feed
     if isinstance(feed, Loader):
         return {"shuffle": feed.shuffle, "drop_last": feed.drop_last}
+    if isinstance(feed, Stream):
+        return {"batch_size": feed.batch_size, "drop_last": feed.drop_last}
     source = getattr(feed, "iterable", None)
     if isinstance(source, DataLoader) and source.batch_size is not None:
         return {"batch_size": source.batch_size * fit.strategy.world_size, "drop_last": source.drop_last}

@@ -18,7 +18,7 @@ from trainkit.errors import WrongCheckpoint
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
 
-OF_WINDOW = ("gradients", "denominator", "sums")
+OF_WINDOW = ("gradients", "denominator", "sums", "weighed")
 """The parts of it that count for another number of processes too."""
 
 
@@ -26,7 +26,9 @@ def take(fit: Fit) -> dict[str, Any]:
     """What this process holds of its window, or nothing."""
     own: dict[str, Any] = {}
     if fit.state.window or fit.manual:
-        held = (fit.strategy.partial_gradients(), fit.window.denominator, fit.window.sums)
+        window = fit.window
+        weighed = [window.expected, window.weighed]
+        held = (fit.strategy.partial_gradients(), window.denominator, window.sums, weighed)
         own.update(zip(OF_WINDOW, held, strict=True))
     if fit.trainer.zero_gradients and fit.strategy.holds_gradients:
         own["zeroed"] = [name for name, p in fit.module.named_parameters() if p.grad is not None]
@@ -54,6 +56,7 @@ def put(fit: Fit, own: Mapping[str, Any]) -> None:
     on_device = isinstance(denominator, Tensor)
     fit.window.denominator = denominator.to(fit.strategy.device) if on_device else denominator
     fit.window.sums = own["sums"]
+    fit.window.expected, fit.window.weighed = own.get("weighed", (0, 0))
 
 
 def summed(
@@ -75,4 +78,4 @@ def summed(
         denominator += float(own["denominator"] or 0)
     if gradients and not one["sums"]:  # means were weighted by the processes over which they were to be averaged
         torch._foreach_mul_(list(gradients.values()), fit.strategy.world_size / before)
-    return {"gradients": gradients, "denominator": denominator or None, "sums": one["sums"]}
+    return {**one, "gradients": gradients, "denominator": denominator or None}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trainkit.data.counted import Counted
 from trainkit.module import Loss
 
 if TYPE_CHECKING:
@@ -32,16 +33,21 @@ class Window:
             which gradients are averaged.
         sums: whether this window's steps return sums.
         denominator: what those are to be divided by, as far as it was counted on this process.
+        expected, weighed: of data whose rows are known only once they were read: what the window's batches were
+            expected to count together, and what they counted so far.
     """
 
     def __init__(self, feed: Feed, state: State, strategy: Strategy, accumulate: int, last_step: int) -> None:
         self._feed, self._state, self._strategy = feed, state, strategy
         self._accumulate, self._last_step = accumulate, last_step
+        self._counted = feed if isinstance(feed, Counted) else None
+        self._shares = accumulate > 1 or strategy.world_size > 1  # a batch on its own counts 1
         self._regular_until = self.same_until = 0
         self.samples = self.rows = 0
         self.weight = 1.0
         self.sums = False
         self.denominator: Tensor | float | None = None
+        self.expected = self.weighed = 0
 
     def start_epoch(self, steps: int | None) -> None:
         """Takes in how many steps the epoch has, if that is known."""
@@ -49,8 +55,13 @@ class Window:
 
     def begin_step(self) -> None:
         """Takes in the step's batch, from the position `same_until` on."""
-        position = self._state.position
-        self.samples, self.rows = self._feed.samples(position), self._feed.rows(position)
+        if (counted := self._counted) is not None:
+            self.samples, self.rows = counted.present
+            if self._shares:
+                self.weight = self._counted_weight(counted)
+            return
+        epoch, position = self._state.epoch, self._state.position
+        self.samples, self.rows = self._feed.samples(epoch, position), self._feed.rows(epoch, position)
         regular = position < self._regular_until
         self.weight = 1 / self._accumulate if regular else self._irregular_weight()
         self.same_until = self._regular_until if regular else 0
@@ -61,8 +72,22 @@ class Window:
         steps = self._feed.steps(state.epoch)
         end = first + min(self._accumulate, self._last_step - state.step + state.window)
         end = end if steps is None else min(end, steps)
-        total = sum(self._feed.samples(position) for position in range(first, end))
+        total = sum(self._feed.samples(state.epoch, position) for position in range(first, end))
         return self.rows * self._strategy.world_size / total
+
+    def _counted_weight(self, feed: Counted) -> float:
+        state = self._state
+        if not state.window:
+            steps = feed.steps(state.epoch)
+            length = min(self._accumulate, self._last_step - state.step)
+            length = length if steps is None else min(length, steps - state.position)
+            self.expected, self.weighed = feed.all_units * max(length, 1), 0
+        self.weighed += feed.all_units
+        return feed.units * self._strategy.world_size / self.expected
+
+    def correct(self) -> None:
+        """Scales the gradients of means to what the window's batches counted: it ended early, or they differ."""
+        torch._foreach_mul_(self._strategy.gradients(), self.expected / self.weighed)
 
     def count(self, loss: Loss) -> None:
         """Counts what a sum is over."""
@@ -82,7 +107,9 @@ class Window:
     def _first_irregular(self, steps: int | None) -> int:
         """The position up to which all windows are full and all processes have equal shares."""
         state = self._state
-        if steps is None or self._feed.samples(0) % self._strategy.world_size:
+        if self._counted is not None or steps is None:
+            return 0
+        if self._feed.samples(state.epoch, 0) % self._strategy.world_size:
             return 0
         end = min(steps - 1, state.position + self._last_step - state.step - 1)
         first = state.position - state.window  # with another accumulate than before, windows do not begin at 0

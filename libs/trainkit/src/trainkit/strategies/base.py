@@ -174,6 +174,10 @@ class Strategy:
         """A small plain value of every process, by rank."""
         return [value]
 
+    def counts(self, value: int) -> list[int]:
+        """A whole number of every process, by rank. It is exchanged on the host, without waiting for the device."""
+        return [value]
+
     def barrier(self) -> None:
         """Waits for all processes."""
 

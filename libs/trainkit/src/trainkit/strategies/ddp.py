@@ -45,6 +45,13 @@ class Distributed(Strategy):
         dist.all_gather_object(values, value)
         return values
 
+    def counts(self, value: int) -> list[int]:
+        on_host = torch.device("cpu") in dist.distributed_c10d._get_default_group()._device_types
+        values = torch.zeros(self.world_size, dtype=torch.int64, device="cpu" if on_host else self.device)
+        values[self.rank] = value
+        dist.all_reduce(values)
+        return values.tolist()
+
     def barrier(self) -> None:
         dist.barrier()
 

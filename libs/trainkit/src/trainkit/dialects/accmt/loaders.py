@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from trainkit.data import Loader
-from trainkit.data.loader import Order
+from trainkit.data.loader import Order, is_stream
 from trainkit.errors import InvalidSetup
 from trainkit.random import seeded
 
@@ -30,7 +30,7 @@ def train_loader(module: Any, dataset: Any, options: Any, size: int, world: int)
     return Loader(
         dataset,
         size * world,
-        shuffle=options.shuffle_train,
+        shuffle=None if is_stream(dataset) else options.shuffle_train,
         order=drawn(samplers) if samplers else None,
         drop_last=options.dataloader_drop_last,
         collate=options.collate_fn_train or options.collate_fn,
@@ -63,7 +63,8 @@ def _validation(module: Any, dataset: Any, options: Any, size: int, world: int) 
     if own is not None:
         return adopted(own, world)
     collate = options.collate_fn_val or options.collate_fn
-    return Loader(dataset, size * world, shuffle=False, collate=collate, **_workers(options, world))
+    shuffle = None if is_stream(dataset) else False
+    return Loader(dataset, size * world, shuffle=shuffle, collate=collate, **_workers(options, world))
 
 
 def _workers(options: Any, world: int) -> dict[str, Any]:

@@ -89,7 +89,7 @@ class Progress(Hook):
         self._give_out()
         state = self._state
         state.global_step, state.is_end_of_epoch = fit.state.step, state.is_last_training_batch
-        self._epoch_loss.add(loss, fit.feed.rows(fit.state.position - 1))
+        self._epoch_loss.add(loss, fit.window.rows)
         if fit.state.skipped != self._skipped:
             self._skipped = fit.state.skipped
             fit.log({"skipped_updates": self._skipped})
