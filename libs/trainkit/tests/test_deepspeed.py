@@ -201,15 +201,6 @@ def changed_rates(stage: int, folder: Path) -> None:
         run(0.01, 0.3, "3ep", checkpoints=checkpoints, optimizer=partial(torch.optim.AdamW, lr=0.01))
 
 
-def alone(folder: str) -> None:
-    """Goes on, as a single process, from a checkpoint of two."""
-    store = torch.distributed.FileStore(f"{folder}/store-alone", 1)
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    for stage in (2, 3):
-        with pytest.raises(WrongCheckpoint, match="go on with as many"):
-            trained(strategy=zero(stage), checkpoints=Checkpoints(folder=Path(folder, f"stage-{stage}")))
-
-
 def test_stages_end_where_one_process_ends_and_resume_with_the_same_bits(tmp_path: Path, forks: Any) -> None:
     forks.succeed(several, tmp_path, processes=2)
 
@@ -227,8 +218,6 @@ def test_stages_end_where_one_process_ends_and_resume_with_the_same_bits(tmp_pat
                 everything[f"{stage} Net"]["weights"]
             )
     assert expected["Exploding"]["skipped"] == 1
-
-    forks.succeed(alone, tmp_path)
 
 
 def assert_close(ours: dict[str, Any], theirs: dict[str, Any], tolerance: float) -> None:

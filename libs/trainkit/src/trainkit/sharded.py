@@ -22,3 +22,13 @@ def local(tensor: Tensor) -> Tensor:
 def whole(tensor: Tensor) -> Tensor:
     """All of it; every process has to ask."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def cut_like(tensor: Tensor, other: Tensor) -> Tensor:
+    """This process's shard of a tensor that every process has, cut as `other` is; all of it when that is whole."""
+    if is_sharded(tensor) or not is_sharded(other):
+        return tensor
+    made: Any = sys.modules["torch.distributed.tensor"]
+    like: Any = other
+    cut: Tensor = made.distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
+    return cut

@@ -20,9 +20,9 @@ from trainkit import random
 from trainkit.checkpoints import folder as folders
 from trainkit.checkpoints.policy import Checkpoints
 from trainkit.checkpoints.snapshot import SHARED, Snapshot, own_file
-from trainkit.checkpoints.tree import join, names, split
+from trainkit.checkpoints.tree import escaped, join, names, split
 from trainkit.errors import CheckpointError, DamagedCheckpoint, WrongCheckpoint
-from trainkit.loop import optimizers, rescheduling, sameness, settings, unfinished
+from trainkit.loop import optimizers, pieces, rescheduling, sameness, settings, unfinished
 from trainkit.loop.changes import Changes, report
 from trainkit.loop.parts import Tail
 from trainkit.sharded import is_sharded
@@ -57,7 +57,7 @@ def _shared(fit: Fit) -> dict[str, Any]:
         "about": sameness.described(fit),
         "settings": settings.described(fit),
         "model": fit.strategy.weights(),
-        "optimizer": optimizers.read(fit.optimizer, fit.module),
+        "optimizer": optimizers.read(fit.optimizer, fit.module, fit.strategy.group_names),
         "schedule": fit.schedule.state_dict() if fit.schedule is not None else {},
         "precision": fit.strategy.precision.state_dict(),
         "callbacks": {each.name: state for each in fit.trainer.callbacks if (state := each.state_dict())},
@@ -163,6 +163,7 @@ def load(fit: Fit, path: Path) -> bool:
     fit._trackers.resumed(manifest.logged_until)
     state.setdefault("about", {}).setdefault("world_size", manifest.world_size)  # older versions store it there alone
     changes = _apply_shared(fit, path, state)
+    _apply_optimizer_state(fit, path, index, state["optimizer"]["state"], own_state, manifest.world_size)
     if manifest.world_size == fit.strategy.world_size:
         _apply_own(fit, own_state)
     else:
@@ -208,7 +209,7 @@ def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> Changes:
     fit.state.finished = False
     changes = sameness.settle(fit, path, state)
     fit.strategy.put_weights(state["model"])
-    optimizers.write(fit.optimizer, fit.module, state["optimizer"], path, changes.groups)
+    optimizers.write(fit.optimizer, fit.module, state["optimizer"], path, changes.groups, fit.strategy.group_names)
     if fit.schedule is not None:
         rescheduling.resume(fit, changes, state, state.get("settings", {}))
     fit.strategy.precision.load_state_dict(state["precision"])
@@ -239,11 +240,47 @@ def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> Changes:
 
 def _apply_own(fit: Fit, own: dict[str, Any]) -> None:
     _apply_every(fit, own)
-    fit.strategy.load_state_dict(fit.optimizer, own.get("strategy", {}))
     buffers = dict(fit.module.named_buffers())
     for name, value in own.get("buffers", {}).items():
         buffers[name].copy_(value)
     unfinished.put(fit, own)
+
+
+def _apply_optimizer_state(
+    fit: Fit, path: Path, index: Mapping[str, Any], whole: Mapping[str, Any], own: Mapping[str, Any], before: int
+) -> None:
+    """What processes stored beside the state of parameters: as it is, when it fits this strategy and as many processes;
+    else put together and cut anew.
+
+    Raises:
+        WrongCheckpoint: an older trainkit did not store what would be needed for that.
+    """
+    place = fit.strategy
+    fits = before == place.world_size and place.accepts(own.get("strategy", {}))
+    if all(place.gather(fits)):
+        return place.load_state_dict(fit.optimizer, own.get("strategy", {}))
+    first = _read(path / own_file(0)).get("strategy", {})
+    if first.get("pieces"):
+        if "layout" not in first:
+            raise WrongCheckpoint(f"{path} {optimizers.OF_OLD_PIECES}")
+        shapes = {name: index[f"/model/{escaped(name)}"]["shape"] for name, _ in fit.module.named_parameters()}
+        whole = pieces.assembled((_stored_by(path, index, rank, "strategy") for rank in range(before)), shapes)
+    if place.group_names is not None:
+        place.load_state_dict(fit.optimizer, {"pieces": pieces.cut(whole, place.layout())})
+    elif first.get("pieces"):
+        optimizers.put(fit.optimizer, fit.module, whole)
+
+
+def _stored_by(path: Path, index: Mapping[str, Any], rank: int, *keys: str) -> Any:
+    """A part of what the process of a rank stored for itself."""
+    from trainkit.checkpoints import shards
+
+    values = _read(path / own_file(rank))
+    for key in keys:
+        values = values[key]
+    targets = {name: shards.empty_like(index[name]) for name in names(values)}
+    shards.load(path, index, targets)
+    return join(values, targets)
 
 
 def _apply_every(fit: Fit, own: dict[str, Any]) -> None:

@@ -72,6 +72,9 @@ class Strategy:
     works_alone = True
     """Whether a step can do without the other processes; see `alone`."""
 
+    group_names: list[list[str]] | None = None
+    """The names of the parameters in each of the optimizer's groups, where the optimizer updates pieces instead."""
+
     rank = 0
     local_rank = 0
     world_size = 1
@@ -221,6 +224,15 @@ class Strategy:
 
     def load_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` returned on the same process out of as many."""
+
+    def accepts(self, state: Mapping[str, Any]) -> bool:
+        """Whether `load_state_dict` can take over this as it is. Else its pieces are put together first."""
+        return not state.get("pieces")
+
+    def layout(self) -> list[dict[str, Any]]:
+        """What the pieces are that the optimizer updates on this process instead of parameters: of each its `size` in
+        elements, and its `parts`, [parameter's name, first element of it, first element of the piece, elements]."""
+        return []
 
     def close(self) -> None:
         """Leaves the other processes."""

@@ -60,7 +60,7 @@ class DeepSpeed(Distributed):
         if stage not in (0, 1, 2, 3):
             raise InvalidSetup(f"DeepSpeed(stage={stage!r}): choose 0, 1, 2 or 3")
         self.stage, self._bucket_mb, self._persist_below, self._quiet = stage, bucket_mb, persist_below, quiet
-        self.resizable = self.holds_gradients = stage == 0
+        self.holds_gradients = stage == 0
         self.holds_weights = stage < 3
         self._engine: Any = None
 
@@ -99,6 +99,9 @@ class DeepSpeed(Distributed):
     def make_optimizer(self, factory: OptimizerFactory) -> Optimizer:
         optimizer = super().make_optimizer(factory)
         kind = type(optimizer)
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        if self.stage:  # DeepSpeed replaces the groups' parameters by its pieces
+            self.group_names = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         if self.stage and kind not in [getattr(torch.optim, name) for name in _ELEMENTWISE]:
             raise InvalidSetup(
                 f"stage {self.stage} of deepspeed cuts parameters anywhere, which {kind.__name__} may not bear: "
@@ -111,7 +114,8 @@ class DeepSpeed(Distributed):
     def _config(self) -> dict[str, Any]:
         trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
         bucket = max(1, min(trained, int(self._bucket_mb * 2**20 / 4)))
-        bucket = -(-bucket // self.world_size) * self.world_size  # DeepSpeed cuts it into equal parts
+        parts = 2 * self.world_size  # DeepSpeed cuts it into equal parts of an even size
+        bucket = -(-bucket // parts) * parts
         return {
             "train_micro_batch_size_per_gpu": 1,  # asked for, and only reported
             "steps_per_print": _NEVER,
@@ -250,7 +254,8 @@ class DeepSpeed(Distributed):
                 )
 
     def state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        return {"pieces": [dict(optimizer.state.get(piece, {})) for piece in self._pieces()]}
+        pieces = [dict(optimizer.state.get(piece, {})) for piece in self._pieces()]
+        return {"pieces": pieces, "layout": self.layout()}
 
     def load_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         on_device = optimizer.defaults.get("capturable") or optimizer.defaults.get("fused")
@@ -259,6 +264,39 @@ class DeepSpeed(Distributed):
                 key: value.to(piece.device) if isinstance(value, Tensor) and (value.ndim or on_device) else value
                 for key, value in values.items()
             }
+
+    def accepts(self, state: Mapping[str, Any]) -> bool:
+        if "layout" in state:
+            return bool(state["layout"] == self.layout())
+        return len(state.get("pieces", ())) == len(self._pieces())  # of a trainkit that stored no layout
+
+    def layout(self) -> list[dict[str, Any]]:
+        names = {id(p): name for name, p in self.module.named_parameters()}
+        if not self.stage:
+            return []
+        zero, found = self._engine.optimizer, list[dict[str, Any]]()
+        for at, piece in enumerate(self._pieces()):
+            parts = self._parts_of_shards(zero, at) if self.stage == 3 else self._parts_of_slice(zero, at)
+            found.append(
+                {"size": piece.numel(), "parts": [[names[id(p)], *place] for p, *place in parts if place[2] > 0]}
+            )
+        return found
+
+    def _parts_of_slice(self, zero: Any, group: int) -> Iterator[tuple[Any, int, int, int]]:
+        """Stages 1 and 2 cut the parameters of a group, one after the other, into equal slices."""
+        size = int(zero.partition_size[group])
+        begin = self.rank * size
+        for p, offset in zip(zero.round_robin_bit16_groups[group], zero.round_robin_bit16_offsets[group], strict=True):
+            first, end = max(offset, begin), min(offset + p.numel(), begin + size)
+            yield p, first - offset, first - begin, end - first
+
+    def _parts_of_shards(self, zero: Any, group: int) -> Iterator[tuple[Any, int, int, int]]:
+        """Stage 3 cuts each parameter into equal shards."""
+        start = 0
+        for p, shard in zip(zero.fp16_groups[group], zero.fp16_partitioned_groups[group], strict=True):
+            first = self.rank * shard.ds_numel
+            yield p, first, start, min(shard.ds_numel, p.ds_numel - first)
+            start += shard.ds_numel
 
     def _pieces(self) -> list[Tensor]:
         """What the optimizer updates on this process."""
