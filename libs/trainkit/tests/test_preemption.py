@@ -4,6 +4,7 @@ was never interrupted."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ import pytest
 import torch
 from trainkit import Callback
 from trainkit.checkpoints import folder as folders
+from trainkit.loop import agreement
 from trainkit.loop.fit import Fit
 
 from libs.trainkit.tests.lives import INTERRUPTED, PATIENCE_S, assert_same_end, last_words, train
@@ -201,3 +203,66 @@ def test_a_process_ends_within_its_grace_period_when_another_one_does_not_say_wh
     assert "the processes did not agree on where within grace_s=1 seconds: the run goes on from its last" in said, said
     forks.succeed(train, tmp_path / "asked", processes=2, **options)
     assert_same_end(tmp_path / "whole", tmp_path / "asked", 2)
+
+
+class Hanging(Callback):
+    """The second process stops for ever in a step, once all have agreed on where they end."""
+
+    def on_forward_end(self, fit: Fit, loss: Any) -> None:
+        agreement = fit._signals._agreement
+        if fit.strategy.rank == 1 and agreement is not None and agreement.begun:
+            assert agreement.wait(PATIENCE_S) is not None
+            threading.Event().wait()
+
+
+def with_one_that_hangs(folder: str, **options: Any) -> None:
+    train(folder, also=[Hanging()], grace_s=1.0, **options)
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "code", "message"),
+    [
+        (4, INTERRUPTED, "rank 1 did not come to that step within grace_s=1 seconds: no checkpoint was made"),
+        (1, 1, "a process hangs, this one or one that it waits for"),
+    ],
+    ids=["before the last checkpoint", "in a collective"],
+)
+def test_a_process_that_hangs_after_agreeing_does_not_keep_the_others(
+    tmp_path: Path, forks: Any, accumulate: int, code: int, message: str
+) -> None:
+    options = {"strategy": "ddp", "accumulate": accumulate, "max_duration": "8st", "log_every": None, "plain": True}
+    forks.succeed(train, tmp_path / "whole", processes=2, **options)
+
+    signals = (signal.SIGTERM, [(5, "step"), (5, "step")])
+    codes = forks.run(with_one_that_hangs, tmp_path / "asked", processes=2, signal=signals, held=True, **options)
+
+    assert codes == [code, 1], (codes, last_words(tmp_path / "asked"))
+    assert message in (tmp_path / "asked" / "rank-0.log").read_text()
+    assert "in on_forward_end" in (tmp_path / "asked" / "rank-1.log").read_text()  # where it hangs
+    assert folders.by_age(tmp_path / "asked" / "checkpoints") == [4]
+    forks.succeed(train, tmp_path / "asked", processes=2, **options)
+    assert_same_end(tmp_path / "whole", tmp_path / "asked", 2)
+
+
+class Asked(Callback):
+    """Only the first process gets SIGTERM; it waits until it says so."""
+
+    def on_step_start(self, fit: Fit, batch: Any) -> None:
+        if fit.strategy.rank == 0 and fit.state.step == 2:
+            warned, handler = threading.Event(), logging.StreamHandler()
+            handler.addFilter(lambda record: warned.set() or True)
+            logging.getLogger("trainkit").addHandler(handler)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert warned.wait(PATIENCE_S)
+
+
+def with_one_that_is_asked(folder: str) -> None:
+    agreement.WARN_AFTER_S = 0.01
+    train(folder, also=[Asked()], strategy="ddp", max_duration="4st")
+
+
+def test_a_signal_that_only_one_process_gets_is_reported_and_the_run_continues(tmp_path: Path, forks: Any) -> None:
+    forks.succeed(with_one_that_is_asked, tmp_path, processes=2)
+    said = (tmp_path / "rank-0.log").read_text()
+    assert "This process was asked to end, and rank 1 was not yet. The run continues until all processes have" in said
+    assert (tmp_path / "end-1").exists()

@@ -5,20 +5,25 @@ one between two steps, one within a collective operation that waits for the othe
 hears it, through the descriptor that Python's handler of signals writes to at once, whatever the main thread does.
 Through the store by which the processes met, the threads
 
-1. wait until all have heard it: when one never does, the run goes on, and nobody waits for anybody;
+1. wait until all have heard it: when one never does, the run goes on, and nobody waits for anybody; a warning names it;
 2. stop their main threads at the next place, and tell where that is at the latest: the last place that was passed;
 3. take the latest of all as the end: the first place behind it can be reached by every process, and none is past it.
 
 A main thread that waits at its place holds up others in the midst of their collectives for as long as that takes: the
 threads of those answer in their stead.
+
+Before the last checkpoint, which takes all processes, they meet at a barrier through the store (`meet`). It has a
+deadline: a process that hangs on its way there does not keep the others.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
@@ -32,6 +37,10 @@ if TYPE_CHECKING:
     from trainkit.strategies.base import Strategy
 
 _PAUSE_S, _LONGEST_PAUSE_S = 0.005, 1.0
+WARN_AFTER_S = 5.0
+"""How long the other processes may take to get the signal before a warning says that the run waits for it."""
+_MET, _GIVEN_UP = b"met", b"given up"
+_log = logging.getLogger("trainkit")
 _made = count()
 
 
@@ -66,6 +75,30 @@ class Agreement:
         self._found.wait(min(max(timeout_s, 0.0), threading.TIMEOUT_MAX))
         return self._end
 
+    def meet(self, deadline: float) -> list[int]:
+        """Waits for all processes, at most until `deadline` by `time.monotonic`. All of them get the same answer.
+
+        Returns:
+            The ranks that did not come in time; then no process may do what takes all of them.
+        """
+        store, name, world, pause_s = self._store, self._name, self._strategy.world_size, _PAUSE_S
+        store.set(f"{name}/arrived-{self._strategy.rank}", "1")
+        if store.add(f"{name}/arrived", 1) == world:
+            store.compare_set(f"{name}/met", "", _MET.decode())
+        while not store.check([f"{name}/met"]):
+            if time.monotonic() > deadline:
+                store.compare_set(f"{name}/met", "", _GIVEN_UP.decode())
+                break
+            time.sleep(pause_s)  # no wait of the store's own, which Ctrl-C does not end
+            pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)
+        if store.get(f"{name}/met") == _MET:
+            return []
+        return self._without("arrived") or [self._strategy.rank]
+
+    def _without(self, key: str) -> list[int]:
+        ranks = range(self._strategy.world_size)
+        return [rank for rank in ranks if not self._store.check([f"{self._name}/{key}-{rank}"])]
+
     def close(self) -> None:
         """Hears nothing more."""
         signal.set_wakeup_fd(self._before)
@@ -99,9 +132,10 @@ class Agreement:
 
     def _agree(self) -> None:
         store, name, world = self._store, self._name, self._strategy.world_size
+        store.set(f"{name}/asked-{self._strategy.rank}", "1")
         if store.add(f"{name}/asked", 1) == world:
             store.set(f"{name}/all", "1")
-        if not self._told("all"):
+        if not self._told("all", self._warn_of_unasked):
             return
         self.begun = True
         store.set(f"{name}/place-{self._strategy.rank}", json.dumps(self._begin()))
@@ -111,10 +145,20 @@ class Agreement:
         if self._told("end"):
             self._end = cast(Place, tuple(json.loads(store.get(f"{name}/end"))))
 
-    def _told(self, what: str) -> bool:
-        """Waits until somebody says it; False when this is closed before."""
-        pause_s = _PAUSE_S
+    def _warn_of_unasked(self) -> None:
+        _log.warning(
+            "This process was asked to end, and rank %s was not yet. The run continues until all processes have the "
+            "signal: send it to all of them, as torchrun, the yard and Kubernetes do.",
+            ", ".join(map(str, self._without("asked"))),
+        )
+
+    def _told(self, what: str, warn: Callable[[], None] | None = None) -> bool:
+        """Waits until somebody says it; False when this is closed before. `warn` is called once when it takes long."""
+        pause_s, warn_at = _PAUSE_S, time.monotonic() + WARN_AFTER_S
         while not self._store.check([f"{self._name}/{what}"]):
+            if warn is not None and time.monotonic() > warn_at:
+                warn()
+                warn = None
             if self._closed.wait(pause_s):
                 return False
             pause_s = min(1.5 * pause_s, _LONGEST_PAUSE_S)

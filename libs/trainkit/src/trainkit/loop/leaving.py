@@ -44,7 +44,11 @@ def interrupt(fit: Fit) -> None:
 def leave(fit: Fit) -> NoReturn:
     """Ends the run with a last checkpoint, if it has any."""
     fit.interrupted = True
-    if fit._keeper is not None:
-        fit._keeper.last(fit._signals.at)
+    fit._signals.meet()
+    try:
+        if fit._keeper is not None:
+            fit._keeper.last(fit._signals.at)
+    finally:
+        fit._signals.stop_watchdog()
     text = f"asked to end by {fit._signals.name} at step {fit.state.step}"
     raise KeyboardInterrupt(text) if fit._signals.of_keyboard else Interrupted(text)

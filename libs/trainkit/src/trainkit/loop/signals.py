@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
+import math
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from trainkit.state import State
     from trainkit.strategies.base import Strategy
 
+_SLACK_S = 5.0
 _log = logging.getLogger("trainkit")
 
 
@@ -50,6 +55,7 @@ class Signals:
         self._grace_s = policy.grace_s if policy is not None else Checkpoints.grace_s
         self._before: dict[int, Any] = {}
         self._agreement: Agreement | None = None
+        self._watchdog: threading.Timer | None = None
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
@@ -61,6 +67,7 @@ class Signals:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.stop_watchdog()
         if self._agreement is not None:
             self._agreement.close()
         for number, handler in self._before.items():
@@ -83,11 +90,56 @@ class Signals:
             return self._strategy.world_size == 1
         end = self._agreement.wait(self.at + self._grace_s - time.monotonic())
         if end is None:
+            self.stop_watchdog()
             raise Interrupted(
                 f"asked to end at step {self._state.step}, and the processes did not agree on where within "
                 f"grace_s={self._grace_s:g} seconds: the run goes on from its last checkpoint; give it more time"
             ) from self._agreement.problem
         return place > end
+
+    def meet(self) -> None:
+        """Waits, at the place where the run ends, for all processes.
+
+        Raises:
+            Interrupted: one did not come within the grace period, so no last checkpoint can be made.
+        """
+        if self._agreement is None:
+            return
+        problem: Exception | None = None
+        try:
+            missing = self._agreement.meet(self.at + self._grace_s)
+        except RuntimeError as error:  # the store is gone with the process that kept it
+            missing, problem = [0], error
+        if missing:
+            self.stop_watchdog()
+            raise Interrupted(
+                f"asked to end at step {self._state.step}, and rank {', '.join(map(str, missing))} did not come to "
+                f"that step within grace_s={self._grace_s:g} seconds: no checkpoint was made, and the run resumes from "
+                "the one before. Look at the output of that rank; give it more time if it is only slow"
+            ) from problem
+
+    def stop_watchdog(self) -> None:
+        """Nothing that takes the other processes follows: the end is not forced any more."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+    def _start_watchdog(self) -> None:
+        if math.isfinite(self._grace_s):
+            delay_s = self.at + self._grace_s + _SLACK_S - time.monotonic()
+            self._watchdog = threading.Timer(min(max(delay_s, 0.0), threading.TIMEOUT_MAX), self._end_process)
+            self._watchdog.daemon = True
+            self._watchdog.start()
+
+    def _end_process(self) -> None:
+        """Ends a process whose main thread waits for another one in a collective, which no exception can interrupt."""
+        sys.stderr.write(
+            f"trainkit.errors.Interrupted: asked to end, and still in step {self._state.step + 1} or its checkpoint "
+            f"{_SLACK_S:g} seconds after grace_s={self._grace_s:g}: a process hangs, this one or one that it waits "
+            "for. This process ends now without a checkpoint, and the run resumes from the one before. It was here:\n"
+        )
+        sys.stderr.flush()
+        faulthandler.dump_traceback(all_threads=True)
+        os._exit(1)
 
     def watch(self, late: bool) -> Callable[[int, int], None]:
         """What an evaluation asks between two batches, with the set's number and the batches done of it; it raises
@@ -110,6 +162,7 @@ class Signals:
         or a later one. Called by the agreement's thread, while the main thread goes on."""
         self.at = self.at or time.monotonic()
         self.asked = True
+        self._start_watchdog()
         place, step = self.place, self._state.step
         return place if place[0] >= step else after_step(step)
 
