@@ -36,6 +36,12 @@ class Loss(NamedTuple):
     sum: Tensor
     count: Tensor | int | float  # type: ignore[assignment]
 
+    @property
+    def mean(self) -> Tensor:
+        """The mean over what is counted; 0 when that is nothing."""
+        none = self.count == 0
+        return self.sum / (self.count + none)
+
 
 StepOutput: TypeAlias = "Tensor | Loss | Mapping[str, Any]"
 """A mean loss, a `Loss`, or a mapping with one of them under `"loss"`; the rest of it is `Fit.output`."""

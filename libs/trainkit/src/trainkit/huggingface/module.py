@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from torch import Tensor, nn
 
 from trainkit.catalogue import nearest
 from trainkit.errors import InvalidSetup, InvalidStep
 from trainkit.extras import require
+from trainkit.huggingface.counting import noted_means
+from trainkit.module import Loss
+
+_log = logging.getLogger("trainkit")
+
+
+Count: TypeAlias = "Callable[[Mapping[str, Any]], Tensor | int | float]"
 
 
 class HuggingFace(nn.Module):
     """A transformers model. Its loss is the model's own, so batches are mappings with `labels`.
+
+    The loss is returned as sum and count of its targets (tokens, sequences, ...), which trainkit sees when the model
+    computes it with a mean of `torch.nn.functional`: updates are then exact when batches have different numbers of
+    targets. What a model adds to that mean in place counts in the same way. Another loss is weighted by the rows of
+    its batch, with a warning, unless `count` says over how much it is a mean.
 
         module = HuggingFace.from_pretrained("bert-base-cased", "AutoModelForSequenceClassification", num_labels=4)
 
@@ -24,14 +37,23 @@ class HuggingFace(nn.Module):
         model: any `PreTrainedModel`.
         tokenizer: saved with the model.
         metrics: names of the trainer's metrics that take logits and labels.
+        count: how many targets the mean loss of a batch is over. None: see above.
 
     Raises:
         MissingExtra: `transformers` is not installed.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any = None, *, metrics: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any = None,
+        *,
+        metrics: tuple[str, ...] = (),
+        count: Count | None = None,
+    ) -> None:
         super().__init__()
-        self.model, self.tokenizer, self._metrics = model, tokenizer, metrics
+        self.model, self.tokenizer, self._metrics, self._count = model, tokenizer, metrics, count
+        self._warned = False
         if not model.training:  # as `from_pretrained` leaves it
             model.train()
 
@@ -42,6 +64,7 @@ class HuggingFace(nn.Module):
         kind: str | type | None = None,
         *,
         metrics: tuple[str, ...] = (),
+        count: Count | None = None,
         recompute: bool = False,
         **arguments: Any,
     ) -> Self:
@@ -51,7 +74,7 @@ class HuggingFace(nn.Module):
             name: of a model on the hub, or a folder.
             kind: a class of transformers, or its name: `AutoModelForCausalLM`. None: what the model's configuration
                 says.
-            metrics: as for the class.
+            metrics, count: as for the class.
             recompute: recomputes activations in the backward pass to save memory.
             arguments: of the model's `from_pretrained`: `num_labels=4`, `dtype="bfloat16"`, ...
 
@@ -66,25 +89,24 @@ class HuggingFace(nn.Module):
             raise InvalidSetup(f"no model is called {str(name)!r}: {str(error).splitlines()[0]}") from error
         if recompute:
             _recompute(model)
-        return cls(model, _tokenizer(transformers, name), metrics=metrics)
+        return cls(model, _tokenizer(transformers, name), metrics=metrics, count=count)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns."""
         return self.model(*args, **kwargs)
 
-    def training_step(self, batch: Mapping[str, Any]) -> Tensor:
-        """The model's loss.
+    def training_step(self, batch: Mapping[str, Any]) -> Tensor | Loss:
+        """The model's loss, with the count of its targets if that is known.
 
         Raises:
             InvalidStep: the model returned none.
         """
-        return self._loss(self._output(batch), batch)
+        return self._run(batch)[1]
 
     def evaluation_step(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """The loss, and logits with labels for the metrics."""
-        output = self._output(batch)
-        values: dict[str, Any] = {"loss": self._loss(output, batch)}
-        return values | dict.fromkeys(self._metrics, (output.logits, batch["labels"]))
+        output, loss = self._run(batch)
+        return {"loss": loss, **dict.fromkeys(self._metrics, (output.logits, batch["labels"]))}
 
     def save_pretrained(self, folder: str | Path, **arguments: Any) -> None:
         """Saves model, configuration and tokenizer, as safetensors; `from_pretrained` of transformers reads the folder.
@@ -102,13 +124,25 @@ class HuggingFace(nn.Module):
         if self.tokenizer is not None:
             self.tokenizer.save_pretrained(folder)
 
-    def _output(self, batch: Mapping[str, Any]) -> Any:
+    def _run(self, batch: Mapping[str, Any]) -> tuple[Any, Tensor | Loss]:
+        """What the model returns, and the loss in it."""
         if not isinstance(batch, Mapping):
             raise InvalidStep(
                 f"a Hugging Face model takes batches that are mappings, not {type(batch).__name__}: "
                 "give the loader a collator"
             )
-        return self.model(**batch)
+        with noted_means() as means:
+            output = self(**batch)
+        loss = self._loss(output, batch)
+        counted = Loss(loss * (count := self._count(batch)), count) if self._count is not None else means.counted(loss)
+        if counted is None and not self._warned:
+            self._warned = True
+            _log.warning(
+                "the loss of %s is no mean over targets that trainkit can count, so batches are weighted by their "
+                "rows: if they hold different numbers of targets, say how many with HuggingFace(..., count=...)",
+                type(self.model).__name__,
+            )
+        return output, loss if counted is None else counted
 
     def _loss(self, output: Any, batch: Mapping[str, Any]) -> Tensor:
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)

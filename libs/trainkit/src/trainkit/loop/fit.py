@@ -287,7 +287,7 @@ class Fit:
         # What most steps return is looked at first.
         loss = output if type(output) is Tensor and not output.ndim else loss_of(output, "training_step")
         if isinstance(loss, Loss):
-            mean = loss.sum / loss.count if hooks.on_forward_end or hooks.on_step_end else loss.sum
+            mean = loss.mean if hooks.on_forward_end or hooks.on_step_end else loss.sum
             weighted = loss.sum if window.rows else loss.sum * 0
         else:
             mean = loss

@@ -120,4 +120,4 @@ def step(fit: Fit, batch: Any) -> Tensor:
     loss = loss_of(output, "training_step")
     if fit._adds:
         fit.loss.add(loss, fit.window.rows)
-    return loss.sum / loss.count if isinstance(loss, Loss) else loss
+    return loss.mean if isinstance(loss, Loss) else loss

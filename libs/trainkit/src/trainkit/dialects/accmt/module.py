@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trainkit.callbacks.weights import save_weights
 from trainkit.dialects.accmt.padding import pad
 from trainkit.errors import InvalidSetup
+from trainkit.module import Loss
 
 if TYPE_CHECKING:
     from trainkit.dialects.accmt.callbacks import Hooks
@@ -53,7 +54,7 @@ class AcceleratorModule:
     def __bool__(self) -> bool:
         return True
 
-    def training_step(self, batch: Any) -> Tensor:
+    def training_step(self, batch: Any) -> Tensor | Loss:
         """The mean loss of a batch, a scalar."""
         raise NotImplementedError
 
@@ -116,12 +117,13 @@ class Engine(nn.Module):
         self._owner, self._state, self._metrics = owner, state, metrics
         self._told: set[str] = set()
 
-    def training_step(self, batch: Any) -> Tensor:
+    def training_step(self, batch: Any) -> Tensor | Loss:
         self.hooks.step_starts(batch)  # here, because a step that is tried again starts again
-        loss = self._owner.training_step(batch)
+        found = self._owner.training_step(batch)
+        loss = found.sum if isinstance(found, Loss) else found
         if not isinstance(loss, Tensor) or loss.ndim or not loss.requires_grad:
             raise TypeError(f"training_step has to return a scalar tensor with a gradient, not {_described(loss)}")
-        return loss
+        return found
 
     def evaluation_step(self, batch: Any) -> dict[str, Any]:
         key = self._state.val_key

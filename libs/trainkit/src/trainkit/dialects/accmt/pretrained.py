@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trainkit.dialects.accmt.module import AcceleratorModule
 from trainkit.errors import InvalidStep
+from trainkit.module import Loss
 
 _FORMS = 'an AcceleratorModule, "NAME", ("NAME", "CLASS") or ("NAME", class)'
 
@@ -33,7 +34,7 @@ class Pretrained(AcceleratorModule):
         self._inner = HuggingFace.from_pretrained(name, kind, metrics=tuple(metrics), **arguments)
         self.model, self.tokenizer = self._inner.model, self._inner.tokenizer
 
-    def training_step(self, batch: Any) -> Tensor:
+    def training_step(self, batch: Any) -> Tensor | Loss:
         try:
             return self._inner.training_step(batch)
         except InvalidStep as error:
