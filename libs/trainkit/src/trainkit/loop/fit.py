@@ -27,7 +27,7 @@ from trainkit.callbacks.base import HOOKS, overriding
 from trainkit.data.feed import Feed, feed
 from trainkit.durations import Steps, duration
 from trainkit.errors import Interrupted, InvalidSetup, InvalidStep, NonFiniteLoss
-from trainkit.loop import evaluation, leaving, manual
+from trainkit.loop import batch_norm, evaluation, leaving, manual
 from trainkit.loop.batches import moved
 from trainkit.loop.cadences import Cadences
 from trainkit.loop.checking import check
@@ -136,6 +136,7 @@ class Fit:
         self.call("on_fit_start")
         if trainer.checkpoints is not None:
             self._open_checkpoints(closing)
+        batch_norm.watch(self, closing)
         self.total_steps = self._count_steps()
         resumed = (self.resumed_step, self._trackers.resumed_time)
         context = run_context(trainer, *resumed, self.strategy.world_size)

@@ -26,6 +26,8 @@ class FSDP(Distributed):
             of every `ModuleList` and `Sequential` that have parameters.
         reshard_after_forward: give gathered parameters up between the forward and the backward pass. Default: torch's.
         offload: keep shards on the host.
+        gather_in_full: with `bf16` and `fp16`, gather weights in 32 bits also where the computation casts them anyway
+            (linear layers and convolutions). For modules that leave autocast with such a layer.
     """
 
     name: ClassVar[str] = "fsdp"
@@ -37,8 +39,10 @@ class FSDP(Distributed):
         units: Sequence[type[nn.Module]] = (),
         reshard_after_forward: bool | None = None,
         offload: bool = False,
+        gather_in_full: bool = False,
     ) -> None:
         self._units, self._reshard, self._offload = tuple(units), reshard_after_forward, offload
+        self._gather_in_full = gather_in_full
 
     def prepare(self, module: nn.Module, precision: Precision) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -52,10 +56,18 @@ class FSDP(Distributed):
             "reshard_after_forward": self._reshard,
             "offload_policy": CPUOffloadPolicy() if self._offload else OffloadPolicy(),
         }
-        if precision.autocasts:
-            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=precision.dtype, reduce_dtype=torch.float32)
+        if precision.autocasts and not self._gather_in_full:
+            cast_anyway = _cast_by_autocast(module)
+            options["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=precision.dtype,
+                reduce_dtype=torch.float32,
+                cast_forward_inputs=False,  # batches keep their format, as on one process
+                param_dtype_override_fn=lambda p: precision.dtype if id(p) in cast_anyway else p.dtype,
+            )
         for unit in self._found(module):
+            _refuse_mixed(unit)
             fully_shard(unit, **options)
+        _refuse_mixed(module)
         step = TrainingStep(module, precision)
         self._root = cast(Any, fully_shard(step, **options))
         self.module, self.forward = module, self._root
@@ -129,3 +141,39 @@ class FSDP(Distributed):
     def settle(self) -> None:
         for buffer in self.module.buffers():
             dist.broadcast(buffer, 0)
+
+
+def _cast_by_autocast(module: nn.Module) -> set[int]:
+    """The parameters that autocast converts wherever they are used: gathered in that format, they give the same bits
+    and are half as large. All others, such as those of norms, stay in their own format, which some operations need."""
+    users: dict[int, list[nn.Module]] = {}
+    for part in module.modules():
+        for p in part.parameters(recurse=False):
+            users.setdefault(id(p), []).append(part)
+    return {key for key, parts in users.items() if all(type(part) in _CAST for part in parts)}
+
+
+_CAST = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
+
+def _refuse_mixed(unit: nn.Module) -> None:
+    named = {str(p.dtype).removeprefix("torch."): n for n, p in unit.named_parameters() if _own(p)}
+    if len(named) > 1:
+        (one, first), (other, second) = list(named.items())[:2]
+        raise InvalidSetup(
+            f"{first} is {one} and {second} is {other}, and fsdp keeps the parameters of a unit in one format: convert "
+            "the module to one, for instance with .float(), or name units=[...] that have one each"
+        )
+
+
+def _own(p: nn.Parameter) -> bool:
+    """Whether it is trained and belongs to no inner unit."""
+    return p.requires_grad and not is_sharded(p)
