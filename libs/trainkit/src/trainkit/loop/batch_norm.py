@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from trainkit.data.feed import Plain
+from trainkit.data.loader import Loader
 from trainkit.errors import InvalidSetup
 
 if TYPE_CHECKING:
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 def watch(fit: Fit, closing: ExitStack) -> None:
     """Looks at what reaches batch norm, where the last batch of an epoch leaves a process with one row. How many
     values a row has for each channel shows in the first step, on all processes alike."""
-    steps, world = fit.feed.steps(fit.state.epoch), fit.strategy.world_size
-    if isinstance(fit.feed, Plain) or not steps or fit._last_step - fit.state.step < steps - fit.state.position:
+    feed, state, world = fit.feed, fit.state, fit.strategy.world_size
+    if not isinstance(feed, Loader):  # the others count batches as they come
         return
-    samples = fit.feed.samples(steps - 1)
+    steps = feed.steps(state.epoch)
+    if not steps or fit._last_step - state.step < steps - state.position:
+        return
+    samples = feed.samples(state.epoch, steps - 1)
     if samples // world > 1:  # what the process with the fewest rows gets
         return
     for name, part in fit.module.named_modules():
