@@ -16,6 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+from trainkit.dialects import replaced
+
 DIALECTS = {"accmt": "trainkit.dialects.accmt"}
 """What a script imports, and what it gets."""
 
@@ -26,15 +28,27 @@ class Renamed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in DIALECTS:
+        library = fullname.partition(".")[0]
+        if library not in DIALECTS:
             return None
         found = importlib.util.find_spec(_ours(fullname))
         if found is None:
+            replaced.refuse_module(DIALECTS[library], fullname)
             raise ModuleNotFoundError(f"the dialect has no module {fullname!r}", name=fullname)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=found.submodule_search_locations is not None)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return importlib.import_module(_ours(spec.name))
+        library, ours = spec.name.partition(".")[0], _ours(spec.name)
+        module = importlib.import_module(ours)
+        replaced.guard(DIALECTS[library], spec.name, module)
+        # Modules that the dialect loaded already get their names here. Import would set a module that it loads as an
+        # attribute of its package, over a class of the same name (`accmt.tqdm`).
+        for name, loaded in list(sys.modules.items()):
+            if name.startswith(f"{ours}."):
+                alias = spec.name + name.removeprefix(ours)
+                replaced.guard(DIALECTS[library], alias, loaded)
+                sys.modules.setdefault(alias, loaded)
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """It ran when it was imported under its own name."""

@@ -30,6 +30,17 @@ def tracker_arguments(given: Mapping[str, Any], trainer: type) -> None:
             raise TypeError(f"Trainer has no parameter {name!r}" + (f"; did you mean {near}?" if near else ""))
 
 
+def one_of(name: str, value: Any, alias: str, other: Any) -> Any:
+    """The value of a parameter that was given under one of its two names.
+
+    Raises:
+        InvalidSetup: it was given under both.
+    """
+    if value is not None and other is not None:
+        raise InvalidSetup(f"{name} and {alias} are two names of one parameter: give one")
+    return other if value is None else value
+
+
 def settings(given: Any) -> None:
     """Refuses values out of their range, and those that do not go together."""
     for name in ("evaluate_every_n_steps", "cleanup_cache_every_n_steps", "grad_accumulation_steps", "max_checkpoints"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,6 +38,20 @@ def on_last_process(function: Callable[P, R]) -> Callable[P, R | None]:
     return _limited(function, lambda: _number("RANK") == _number("WORLD_SIZE", 1) - 1)
 
 
-def on_process(index: int) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Only the process with this index."""
-    return lambda function: _limited(function, lambda: _number("RANK") == index)
+def on_local_process(function: Any, local_process_index: int | None = None) -> Any:
+    """Only the process with this index on each machine: `on_local_process(function, 1)`, or `@on_local_process(1)`."""
+    return _one(function, local_process_index, "LOCAL_RANK")
+
+
+def on_process(function: Any, process_index: int | None = None) -> Any:
+    """Only the process with this index: `on_process(function, 1)`, or `@on_process(1)`."""
+    return _one(function, process_index, "RANK")
+
+
+def _one(function: Any, index: int | None, variable: str) -> Any:
+    if isinstance(function, int) and index is None:
+        wanted = function
+        return lambda decorated: _limited(decorated, lambda: _number(variable) == wanted)
+    if not callable(function) or index is None:
+        raise TypeError(f"give a function and the index of a process, not {function!r} and {index!r}")
+    return _limited(function, lambda: _number(variable) == index)

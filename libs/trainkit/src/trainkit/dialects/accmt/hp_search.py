@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +47,11 @@ class HyperParameterSearch:
         get_module_fn: makes a fresh module for each trial.
         train_dataset, val_dataset: as for `Trainer.fit`.
         metrics: as for the trainer; without them the objective is the validation loss.
-        trainer_kwargs: of every trainer; `model_path` is the folder of the study and of its trials.
+        trainer_kwargs: of every trainer; `model_path` is the folder of the study and of its trials, `hp_search` unless
+            given.
 
     Raises:
-        TypeError: `hps_config` or `resume` is among them, or there is no `model_path`.
+        TypeError: `hps_config` or `resume` is among them.
     """
 
     def __init__(
@@ -62,9 +65,7 @@ class HyperParameterSearch:
         for name in ("hps_config", "resume"):
             if name in trainer_kwargs:
                 raise TypeError(f"{name} is not for a search: trials draw their own values, and start from nothing")
-        if "model_path" not in trainer_kwargs:
-            raise TypeError("a search needs model_path: the folder of its study and its trials")
-        self._folder = Path(trainer_kwargs.pop("model_path"))
+        self._folder = Path(trainer_kwargs.pop("model_path", "hp_search"))
         self._get_module, self._sets = get_module_fn, (train_dataset, val_dataset)
         self._options: dict[str, Any] = {"metrics": metrics, **trainer_kwargs}
         self._space: dict[str, Uniform | Choice] = {}
@@ -126,8 +127,9 @@ class HyperParameterSearch:
         """Runs trials until the study in `model_path` has `n_trials`, those of earlier lives included.
 
         Args:
-            best_metric_fn: the objective, from the last evaluation's metrics by the names under which they are logged,
-                and `valid_loss`. Default: the validation loss.
+            best_metric_fn: the objective, from the last evaluation's metrics and `valid_loss`: by the names under which
+                they are logged, and those of one dataset in a mapping under its key (`m["0"]["accuracy"]`). Default:
+                the validation loss.
             direction: whether the least or the greatest value is best.
             n_trials: of the whole study.
 
@@ -139,20 +141,30 @@ class HyperParameterSearch:
             return self._run(task, best_metric_fn)
 
         config = Draw(**self._fixed)
-        return Search(
+        result = Search(
             config=config, space=self._space, run=run, folder=self._folder, direction=direction, pruner=None
         ).optimize(n_trials)
+        listed = "".join(f"\n  {name}: {value}" for name, value in result.parameters.items())
+        sys.stdout.write(f"Best of {len(result.trials)} trials in {self._folder}: {result.value:g}{listed}\n")
+        return result
+
+    def get_hps(self, trial: Any) -> HyperParameters:
+        """The hyperparameters that a trial of Optuna draws."""
+        drawn = {name: each.draw(trial, name) for name, each in self._space.items()}
+        return self._hyperparameters(Draw(**{**self._fixed, **drawn}))
 
     def _run(self, task: Task[Draw], best_metric_fn: Callable[[dict[str, Any]], float] | None) -> float:
         trainer = Trainer(self._hyperparameters(task.config), task.folder, resume=False, **self._named(task))
         trainer.fit(self._get_module(), *self._sets)
-        losses = [value for name, value in trainer.results.items() if name.endswith("/loss")]
+        metrics = trainer.state.additional_metrics
+        losses = {key: trainer.results[f"{key}/loss"] for key in metrics if f"{key}/loss" in trainer.results}
         if not losses:
             raise InvalidSetup("nothing was evaluated, so there is no objective: give the search a val_dataset")
-        loss = sum(losses) / len(losses)
+        loss = sum(losses.values()) / len(losses)
         if best_metric_fn is None:
             return loss
-        return float(best_metric_fn({**_flat(trainer.state.additional_metrics), "valid_loss": loss}))
+        by_set = {key: {**metrics[key], "valid_loss": each} for key, each in losses.items()}
+        return float(best_metric_fn({**by_set, **_flat(metrics), "valid_loss": loss}))
 
     def _named(self, task: Task[Draw]) -> dict[str, Any]:
         """A trial's options: with a tracker, its run lies under the study's name and has the trial's."""
@@ -197,16 +209,16 @@ def _distribution(name: str, value: Any) -> Uniform | Choice | None:
     return Uniform(value[0], value[1], log=name in _BY_MAGNITUDE)
 
 
-def _schedule(given: Any) -> tuple[str | None, dict[str, Any]]:
-    """A schedule's name and arguments."""
-    if given is None or isinstance(given, str):
-        return (None if given is None else str(given)), {}
-    name, arguments = given
-    return str(name), dict(arguments)
+def _schedule(given: Any) -> tuple[Any, dict[str, Any]]:
+    """A schedule's name, class or function, and its arguments."""
+    name, arguments = given if isinstance(given, tuple) else (given, {})
+    return name, dict(arguments)
 
 
-def _warms_up(name: str) -> bool:
-    return "num_warmup_steps" in (catalogue.arguments("schedule", name) or {})
+def _warms_up(schedule: str | Callable[..., Any]) -> bool:
+    if isinstance(schedule, str):
+        return "num_warmup_steps" in (catalogue.arguments("schedule", schedule) or {})
+    return "num_warmup_steps" in inspect.signature(schedule).parameters
 
 
 def _flat(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

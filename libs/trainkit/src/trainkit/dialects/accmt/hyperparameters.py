@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from trainkit import catalogue
 from trainkit.catalogue import nearest
 from trainkit.config.problems import ConfigError, Problem
 from trainkit.config.reading import Tree, read_yaml
 from trainkit.errors import InvalidSetup
 from trainkit.optim import optimizer, schedule
-from trainkit.trainer import OptimizerFactory, ScheduleFactory
+from trainkit.trainer import OptimizerFactory, ScheduleFactory, Totals
 
 
 class Optimizer(StrEnum):
-    """Optimizers by name."""
+    """Optimizers by name. A call makes one: `Optimizer.AdamW(model.parameters(), lr=1e-3)`."""
 
     ASGD = "ASGD"
     Adadelta = "Adadelta"
@@ -33,9 +36,12 @@ class Optimizer(StrEnum):
     SGD = "SGD"
     SparseAdam = "SparseAdam"
 
+    def __call__(self, params: Any, **kwargs: Any) -> Any:
+        return catalogue.build("optimizer", self.value, params, **kwargs)
+
 
 class Scheduler(StrEnum):
-    """Schedules by name."""
+    """Schedules by name. A call makes one: `Scheduler.StepLR(optimizer, step_size=10)`."""
 
     Constant = "Constant"
     ConstantWithWarmup = "ConstantWithWarmup"
@@ -52,6 +58,9 @@ class Scheduler(StrEnum):
     PolynomialDecayWithWarmup = "PolynomialDecayWithWarmup"
     StepLR = "StepLR"
 
+    def __call__(self, optimizer: Any, **kwargs: Any) -> Any:
+        return catalogue.build("schedule", self.value, optimizer, **kwargs)
+
 
 @dataclass
 class HyperParameters:
@@ -61,10 +70,11 @@ class HyperParameters:
         epochs: passes over the training data.
         max_steps: ends the run after this many batches instead.
         batch_size: samples per process and step; a pair gives training and evaluation.
-        optimizer: a name or a member of `Optimizer`.
+        optimizer: a name, a member of `Optimizer`, or a class or function that takes parameters.
         optim_kwargs: its arguments.
-        scheduler: a name or a member of `Scheduler`.
-        scheduler_kwargs: its arguments; what follows from the run's length is filled in.
+        scheduler: a name, a member of `Scheduler`, or a class or function that takes the optimizer.
+        scheduler_kwargs: its arguments; what follows from the run's length is filled in. `warmup_ratio` gives
+            `num_warmup_steps` as a share of the run.
         step_scheduler_per_epoch: step the schedule at the end of each epoch instead of after each update.
 
     Raises:
@@ -74,9 +84,9 @@ class HyperParameters:
     epochs: int | None = 1
     max_steps: int | None = None
     batch_size: int | Sequence[int] = 1
-    optimizer: str = "SGD"
+    optimizer: str | Callable[..., Any] = "SGD"
     optim_kwargs: dict[str, Any] | None = None
-    scheduler: str | None = None
+    scheduler: str | Callable[..., Any] | None = None
     scheduler_kwargs: dict[str, Any] | None = None
     step_scheduler_per_epoch: bool = False
 
@@ -109,6 +119,8 @@ class HyperParameters:
 
     def make_optimizer(self) -> OptimizerFactory:
         """What makes the optimizer."""
+        if not isinstance(self.optimizer, str):
+            return partial(_own_optimizer, self.optimizer, self.optim_kwargs or {})
         return optimizer(str(self.optimizer), **(self.optim_kwargs or {}))
 
     def make_schedule(self) -> ScheduleFactory | None:
@@ -116,7 +128,41 @@ class HyperParameters:
         if self.scheduler is None:
             return None
         per: Any = "epoch" if self.step_scheduler_per_epoch else "update"
+        if not isinstance(self.scheduler, str):
+            return partial(_own_schedule, self.scheduler, self.scheduler_kwargs or {}, per)
         return schedule(str(self.scheduler), per=per, **(self.scheduler_kwargs or {}))
+
+    @classmethod
+    def from_config(cls, config: str | Path | Mapping[str, Any]) -> HyperParameters:
+        """Hyperparameters from a YAML file or a mapping; see `of`."""
+        return cls.of(config)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The mapping that `from_config` reads, with optimizer and schedule by name."""
+        found: dict[str, Any] = {
+            "epochs": self.epochs,
+            "max_steps": self.max_steps,
+            "batch_size": self.batch_size,
+            "optimizer": {"type": name_of(self.optimizer), **(self.optim_kwargs or {})},
+        }
+        if self.scheduler is not None:
+            found["scheduler"] = {"type": name_of(self.scheduler), **(self.scheduler_kwargs or {})}
+        return {"hps": {**found, "step_scheduler_per_epoch": self.step_scheduler_per_epoch}}
+
+    def get_config(self) -> dict[str, Any]:
+        """All values in one mapping: the names of optimizer and schedule, and their arguments beside them."""
+        found: dict[str, Any] = {}
+        for key, value in self.to_dict()["hps"].items():
+            if isinstance(value, dict):
+                value = dict(value)
+                found[key] = value.pop("type")
+                found |= value
+            elif key != "step_scheduler_per_epoch":
+                found[key] = value
+        return found
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
 
     @classmethod
     def of(cls, given: HyperParameters | Mapping[str, Any] | str | Path) -> HyperParameters:
@@ -148,9 +194,36 @@ class HyperParameters:
                 )
         if problems:
             raise ConfigError(problems)
+        if "optim" in values and "optimizer" in values:
+            raise InvalidSetup("optim and optimizer are two names of one entry: give one")
         _unfold(values, "optim", "optimizer", "optim_kwargs")
+        _unfold(values, "optimizer", "optimizer", "optim_kwargs")
         _unfold(values, "scheduler", "scheduler", "scheduler_kwargs")
         return cls(**values)
+
+
+def name_of(given: str | Callable[..., Any]) -> str:
+    """The name of an optimizer or schedule, for people."""
+    return str(given) if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
+
+
+def _own_optimizer(make: Callable[..., Any], arguments: Mapping[str, Any], named: list[tuple[str, Any]]) -> Any:
+    return make([parameter for _, parameter in named], **arguments)
+
+
+def _own_schedule(make: Callable[..., Any], given: Mapping[str, Any], per: str, optimizer: Any, totals: Totals) -> Any:
+    """A schedule of the script's own, with what the run knows for the parameters that it has."""
+    steps = totals.updates if per == "update" else totals.epochs
+    run = {
+        "num_training_steps": steps,
+        "total_steps": steps,
+        "steps_per_epoch": totals.updates_per_epoch if per == "update" else 1,
+        "epochs": totals.epochs,
+    }
+    known, arguments = inspect.signature(make).parameters, dict(given)
+    if "warmup_ratio" in arguments and "warmup_ratio" not in known:
+        run["num_warmup_steps"] = round(arguments.pop("warmup_ratio") * steps)
+    return make(optimizer, **{**{name: value for name, value in run.items() if name in known}, **arguments})
 
 
 def _unfold(values: dict[str, Any], key: str, name: str, arguments: str) -> None:

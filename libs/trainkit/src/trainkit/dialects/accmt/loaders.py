@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,8 +12,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from trainkit.data import Loader
 from trainkit.data.loader import Order, is_stream
+from trainkit.dialects.accmt.dataloader_samplers import BaseSampler
+from trainkit.dialects.accmt.module import AcceleratorModule
 from trainkit.errors import InvalidSetup
 from trainkit.random import seeded
+
+_ALONE = SimpleNamespace(num_processes=1, process_index=0)
 
 
 def train_loader(module: Any, dataset: Any, options: Any, size: int, world: int) -> Iterable[Any]:
@@ -33,7 +38,7 @@ def train_loader(module: Any, dataset: Any, options: Any, size: int, world: int)
         shuffle=None if is_stream(dataset) else options.shuffle_train,
         order=drawn(samplers) if samplers else None,
         drop_last=options.dataloader_drop_last,
-        collate=options.collate_fn_train or options.collate_fn,
+        collate=_own(module, "collate_fn_train") or options.collate_fn_train or options.collate_fn,
         **_workers(options, world),
     )
 
@@ -62,9 +67,14 @@ def _validation(module: Any, dataset: Any, options: Any, size: int, world: int) 
     own = module.get_validation_dataloader(dataset)
     if own is not None:
         return adopted(own, world)
-    collate = options.collate_fn_val or options.collate_fn
+    collate = _own(module, "collate_fn_val") or options.collate_fn_val or options.collate_fn
     shuffle = None if is_stream(dataset) else False
     return Loader(dataset, size * world, shuffle=shuffle, collate=collate, **_workers(options, world))
+
+
+def _own(module: AcceleratorModule, name: str) -> Any:
+    """A method of the module, where it overrides the base class's."""
+    return None if getattr(type(module), name) is getattr(AcceleratorModule, name) else getattr(module, name)
 
 
 def _workers(options: Any, world: int) -> dict[str, Any]:
@@ -104,4 +114,6 @@ def drawn(samplers: Sequence[Iterable[int]]) -> Order:
 def _listed(sampler: Any) -> list[Any]:
     if sampler is None:
         return []
-    return list(sampler) if isinstance(sampler, list | tuple) else [sampler]
+    listed = list(sampler) if isinstance(sampler, list | tuple) else [sampler]
+    # The loader divides what is drawn among processes, so it is drawn as one process would.
+    return [each(_ALONE) if isinstance(each, BaseSampler) else each for each in listed]

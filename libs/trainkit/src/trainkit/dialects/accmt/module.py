@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import default_collate
 
 from trainkit.callbacks.weights import save_weights
+from trainkit.dialects.accmt.accelerator import Accelerator, accelerator
 from trainkit.dialects.accmt.padding import pad
 from trainkit.errors import InvalidSetup
 from trainkit.module import Loss
@@ -31,12 +34,21 @@ class AcceleratorModule:
         state: the live `TrainingState` while a trainer runs.
         tokenizer: saved with a Hugging Face model, if set.
         tracker: gives `log(values, step)`, past the trainer's cadence.
+        accelerator: which process this is; see `accmt.accelerator`.
+        device: where the model is, while a trainer or evaluator runs.
+        optimizer, scheduler: of the run; the schedule is None without one.
+        log_every: the trainer's.
     """
 
     model: nn.Module
     teacher: nn.Module | None = None
     state: TrainingState
     tracker: Series
+    accelerator: Accelerator = accelerator
+    device: torch.device | None = None
+    optimizer: torch.optim.Optimizer | None = None
+    scheduler: LRScheduler | None = None
+    log_every: int | None = None
     tokenizer: Any = None
     progress: Progress | None = None
 
@@ -62,8 +74,32 @@ class AcceleratorModule:
         """`{"loss": scalar, METRIC: (tensors...)}` of a batch of the dataset `key`, or the loss alone."""
         raise NotImplementedError
 
+    def test_step(self, batch: Any) -> Any:
+        """What `Evaluator.evaluate` calls with each batch; returns the same as `validation_step`."""
+        raise NotImplementedError
+
+    def collate_fn_train(self, batch: list[Any]) -> Any:
+        """Makes a batch of training samples. An override goes before the trainer's functions; by itself it is
+        torch's."""
+        return default_collate(batch)
+
+    def collate_fn_val(self, batch: list[Any]) -> Any:
+        """Makes a batch of validation samples. An override goes before the trainer's functions; by itself it is
+        torch's."""
+        return default_collate(batch)
+
     def get_optimizer(self) -> torch.optim.Optimizer | None:
         """An optimizer over `model`'s parameters, which goes before the hyperparameters'; None: theirs."""
+        return None
+
+    def get_scheduler(self, optimizer: torch.optim.Optimizer, steps_per_epoch: int, epochs: int) -> LRScheduler | None:
+        """A schedule of your own, which goes before the hyperparameters'; None: theirs.
+
+        Args:
+            optimizer: of the run.
+            steps_per_epoch, epochs: their product is the number of steps of the schedule. With `max_steps`, there is
+                one epoch; with `step_scheduler_per_epoch`, an epoch has one step.
+        """
         return None
 
     def get_train_dataloader(self, dataset: Any) -> Any:
@@ -90,6 +126,27 @@ class AcceleratorModule:
         """
         if self.progress is not None:
             self.progress.log(values, step, reduction)
+
+    def log_(self, values: Mapping[str, Any], step: int, reduction: Literal["mean", "sum"] = "mean") -> None:
+        """`log` at any step, whether the trainer's `log_every` is due or not."""
+        if self.progress is not None:
+            self.progress.log(values, step, reduction, always=True)
+
+    @classmethod
+    def from_hf(cls, path: str, type: Any = None, **kwargs: Any) -> AcceleratorModule:
+        """A module around a Hugging Face model, whose loss is the model's own.
+
+        Args:
+            path: a model on the hub, or a folder.
+            type: a class of transformers or its name; None: what the model's configuration says.
+            kwargs: of the model's `from_pretrained`.
+
+        Raises:
+            InvalidSetup: there is no such model or class.
+        """
+        from trainkit.dialects.accmt.pretrained import Pretrained
+
+        return Pretrained(path, type, (), **kwargs)
 
     def pad(
         self,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from trainkit.catalogue import nearest
+from trainkit.config.reading import read_yaml
 from trainkit.errors import InvalidSetup
 
 
@@ -23,6 +25,18 @@ class Monitor:
     gpu_utilization: bool = False
     cpu_utilization: bool = False
     checkpoint: bool = False
+
+    @classmethod
+    def from_config(cls, config: str | Path | Mapping[str, Any] | None) -> Monitor:
+        """A monitor from a mapping of switches, or from a YAML or JSON file with one; None: the defaults.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            InvalidSetup: there is another switch.
+        """
+        if isinstance(config, str | Path):
+            return cls.of(read_yaml(Path(config).read_text("utf-8"), str(config)).data)
+        return cls.of(config)
 
     @classmethod
     def of(cls, given: Monitor | Mapping[str, Any] | None) -> Monitor:

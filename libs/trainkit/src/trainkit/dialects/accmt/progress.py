@@ -65,7 +65,9 @@ class Progress(Hook):
         self._skipped = self._fit.state.skipped
 
     def on_fit_start(self, fit: Fit) -> None:
-        self._fit, self._module.progress = fit, self
+        module, self._fit = self._module, fit
+        module.progress, module.device = self, fit.strategy.device
+        module.optimizer, module.scheduler = fit.optimizer, fit.schedule
         fit.need_grad_norm = fit.need_grad_norm or self._monitor.grad_norm
         self._epoch_loss = Mean(fit.strategy.device)
         if self._monitor.gpu_utilization and fit.strategy.device.type != "cuda":
@@ -136,12 +138,12 @@ class Progress(Hook):
     def on_fit_end(self, fit: Fit) -> None:
         self._state.finished = True
 
-    def log(self, values: Mapping[str, Any], step: int, reduction: str) -> None:
-        """`AcceleratorModule.log`. Within a step it waits for the end of it: one process may try the step again, and
-        its values must not meet those of the others twice."""
+    def log(self, values: Mapping[str, Any], step: int, reduction: str, *, always: bool = False) -> None:
+        """`AcceleratorModule.log`; `always` is its `log_`. Within a step it waits for the end of the step: one process
+        may try the step again, and its values must not meet those of the others twice."""
         if reduction not in ("mean", "sum"):
             raise InvalidSetup(f"reduction is 'mean' or 'sum', not {reduction!r}")
-        if not self._due:
+        if not self._due and not always:
             return
         self._asked.update({(name, step, reduction): _scalar(name, value) for name, value in values.items()})
         if not self._within:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 import trainkit
 from trainkit.callbacks import FreeMemory, Summary
@@ -16,17 +18,19 @@ from trainkit.checkpoints.policy import Checkpoints
 from trainkit.dialects.accmt import checks, loaders, resuming, saving
 from trainkit.dialects.accmt.callbacks import Hooks
 from trainkit.dialects.accmt.extended import ExtendedAcceleratorModule, engine
+from trainkit.dialects.accmt.hyperparameters import HyperParameters, name_of
 from trainkit.dialects.accmt.launching import launch
 from trainkit.dialects.accmt.metrics import Metric, Routed, by_set
 from trainkit.dialects.accmt.module import AcceleratorModule, check
 from trainkit.dialects.accmt.progress import Progress
 from trainkit.dialects.accmt.series import Series
+from trainkit.dialects.accmt.utility import IS_CPU
 from trainkit.errors import InvalidSetup
 from trainkit.trackers import JsonLines, MLflow, Tracker
 
 if TYPE_CHECKING:
     from trainkit.dialects.accmt.trainer import Trainer
-    from trainkit.trainer import OptimizerFactory
+    from trainkit.trainer import OptimizerFactory, ScheduleFactory, Totals
 
 
 def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dataset: Any) -> dict[str, float]:
@@ -40,7 +44,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
     metrics = by_set(settings.metrics, list(sets))
     _prepare_model(module, settings)
     trainer.state.reset()
-    module.state = trainer.state
+    module.state, module.log_every = trainer.state, settings.log_every
     series = _series(trainer, sets)
     module.tracker = series
     chosen = launch(settings, world)
@@ -55,7 +59,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
     fit = trainkit.Trainer(
         module=engine(module, trainer.state, {name: set(each._metrics) for name, each in routed.items()}, hooks),
         optimizer=_optimizer(module, hps),
-        schedule=hps.make_schedule(),
+        schedule=_schedule(module, hps),
         schedule_per="epoch" if hps.step_scheduler_per_epoch else "update",
         train=train,
         evaluate=sets or None,
@@ -66,6 +70,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
         metrics=routed,
         accumulate=1 if manual else settings.grad_accumulation_steps or 1,
         strategy=chosen.strategy,
+        device="cpu" if IS_CPU else None,
         precision=chosen.precision,
         place_batches=settings.batch_device_placement,
         cast_batches=settings.prepare_batch and chosen.casts,
@@ -93,18 +98,19 @@ def _prepare_model(module: AcceleratorModule, settings: Any) -> None:
     if settings.gradient_checkpointing:
         enable = getattr(module.model, "gradient_checkpointing_enable", None)
         if enable is None:
-            raise InvalidSetup(
-                f"gradient_checkpointing: {type(module.model).__name__} has no method gradient_checkpointing_enable"
+            warnings.warn(
+                f"gradient_checkpointing=True has no effect: {type(module.model).__name__} has no method "
+                "gradient_checkpointing_enable",
+                stacklevel=4,
             )
-        enable(gradient_checkpointing_kwargs=settings.gradient_checkpointing_kwargs)
+        else:
+            enable(gradient_checkpointing_kwargs=settings.gradient_checkpointing_kwargs)
     if settings.compile:
         for model in filter(None, (module.model, module.teacher)):
             model.compile(**(settings.compile_kwargs or {}))
 
 
 def _optimizer(module: AcceleratorModule, hps: Any) -> OptimizerFactory:
-    from torch.optim import Optimizer
-
     own: Any = module.get_optimizer()
     if own is None:
         return hps.make_optimizer()  # type: ignore[no-any-return]
@@ -112,6 +118,24 @@ def _optimizer(module: AcceleratorModule, hps: Any) -> OptimizerFactory:
         raise TypeError(f"get_optimizer has to return a torch optimizer, not a {type(own).__name__}")
     made: Optimizer = own
     return lambda named: made
+
+
+def _schedule(module: AcceleratorModule, hps: HyperParameters) -> ScheduleFactory | None:
+    """The module's own schedule, else that of the hyperparameters."""
+    if type(module).get_scheduler is AcceleratorModule.get_scheduler:
+        return hps.make_schedule()
+
+    def make(optimizer: Optimizer, totals: Totals) -> LRScheduler:
+        if hps.step_scheduler_per_epoch:
+            counts = 1, totals.epochs
+        else:
+            counts = (totals.updates, 1) if hps.max_steps else (totals.updates_per_epoch, totals.epochs)
+        own: Any = module.get_scheduler(optimizer, *counts)
+        if not isinstance(own, LRScheduler):
+            raise TypeError(f"get_scheduler has to return a schedule of torch, not a {type(own).__name__}")
+        return own
+
+    return make
 
 
 def _steps(count: int | None) -> str | None:
@@ -136,7 +160,8 @@ def _series(trainer: Trainer, sets: Mapping[str, Any]) -> Series:
         trainer.tracker = _mlflow(trainer)
         trackers.append(trainer.tracker)
     names = {"train_loss": settings.train_loss_metric_name, "val_loss": settings.val_loss_metric_name}
-    return Series(trackers, trainer.monitor, **names, sets=list(sets))
+    files, trainer.waiting_artifacts = trainer.waiting_artifacts, []
+    return Series(trackers, trainer.monitor, **names, sets=list(sets), files=files)
 
 
 def _mlflow(trainer: Trainer) -> MLflow:
@@ -205,8 +230,8 @@ def parameters(trainer: Trainer) -> dict[str, Any]:
         "max_steps": hps.max_steps,
         "batch_size": hps.batch_sizes[0],
         "eval_batch_size": hps.batch_sizes[1],
-        "optimizer": str(hps.optimizer),
-        "scheduler": hps.scheduler and str(hps.scheduler),
+        "optimizer": name_of(hps.optimizer),
+        "scheduler": None if hps.scheduler is None else name_of(hps.scheduler),
         **(hps.optim_kwargs or {}),
         **{f"scheduler.{name}": value for name, value in (hps.scheduler_kwargs or {}).items()},
         "grad_accumulation_steps": trainer.settings.grad_accumulation_steps or 1,

@@ -18,6 +18,7 @@ from trainkit.dialects.accmt.monitor import Monitor
 from trainkit.dialects.accmt.pretrained import resolved
 from trainkit.dialects.accmt.states import TrainingState
 from trainkit.errors import InvalidSetup
+from trainkit.strategies.gloo import release_tensors
 from trainkit.trackers import MLflow
 
 
@@ -28,6 +29,8 @@ class Trainer:
         hps_config: a YAML file, a mapping, or `HyperParameters`.
         model_path: the folder of all that the run saves.
         kwargs: of the tracker's run: `run_name`, `tags`; and `on_change`, as `trainkit.Trainer` takes it.
+        callback: one or several; `callbacks` is another name for it.
+        kwargs: of the tracker's run: `run_name`, `tags`; and `callbacks`.
 
     The other parameters are described row by row in docs/dialects/accmt.md.
 
@@ -37,7 +40,7 @@ class Trainer:
         tracker: where artifacts go, once a run with a tracker began.
 
     Raises:
-        InvalidSetup: a value is out of range, or two do not go together.
+        InvalidSetup: a value is out of range, or two do not go together, such as `callback` and `callbacks`.
         TypeError: a keyword that neither the trainer nor the tracker has.
     """
 
@@ -96,6 +99,8 @@ class Trainer:
         )
         # A batch is one of each process here, so another number of processes may change the batch over all of them.
         self.on_change = {"batch_size": "scale", **kwargs.pop("on_change", {})}
+        if "callbacks" in kwargs:
+            callback = checks.one_of("callback", callback, "callbacks", kwargs.pop("callbacks"))
         checks.tracker_arguments(kwargs, type(self))
         self.run_arguments = kwargs
         self.hps = HyperParameters.of(hps_config)
@@ -110,6 +115,7 @@ class Trainer:
         self.state = TrainingState()
         self.rules: dict[str, tuple[float | None, float | None]] = {}
         self._began = False
+        self.waiting_artifacts: list[Path] = []
 
     @property
     def track_name(self) -> str:
@@ -138,22 +144,29 @@ class Trainer:
         self.rules[label] = (saving_below, saving_above)
 
     def log_artifact(self, path: str | Path) -> None:
-        """Stores a file with the tracker's run, from the first process.
+        """Stores a file with the tracker's run, from the first process. Before `fit`, it waits until the run starts.
 
         Raises:
-            InvalidSetup: there is no tracker, or its run has not begun.
+            InvalidSetup: there is no tracker.
             FileNotFoundError: there is no such file.
         """
-        artifacts.store(self.tracker, path, folder=False)
+        self._store(path, folder=False)
 
     def log_artifacts(self, path: str | Path) -> None:
-        """Stores all files below a folder with the tracker's run, each in its subfolder.
+        """Stores all files below a folder with the tracker's run, each in its subfolder. Before `fit`, they wait until
+        the run starts.
 
         Raises:
-            InvalidSetup: there is no tracker, or its run has not begun.
+            InvalidSetup: there is no tracker.
             FileNotFoundError: there is no such folder.
         """
-        artifacts.store(self.tracker, path, folder=True)
+        self._store(path, folder=True)
+
+    def _store(self, path: str | Path, *, folder: bool) -> None:
+        if self.tracker is None and self.settings.log_with is not None:
+            self.waiting_artifacts.append(artifacts.checked(path, folder=folder))
+        else:
+            artifacts.store(self.tracker, path, folder=folder)
 
     def fit(
         self,
@@ -181,4 +194,5 @@ class Trainer:
             self.results = running.run(self, chosen, train_dataset, val_dataset)
         finally:
             if self.settings.destroy_after_training and dist.is_initialized():
+                release_tensors()
                 dist.destroy_process_group()
