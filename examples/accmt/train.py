@@ -39,9 +39,8 @@ if __name__ == "__main__":
     trainer.register_model_saving("best_accuracy")
     trainer.fit(module, DigitsDataset("train"), DigitsDataset("val"))
 
-    results = Evaluator(metrics=Accuracy("accuracy"), batch_size=100, num_workers=0).evaluate(
-        module, DigitsDataset("test")
-    )
+    evaluator = Evaluator(metrics=Accuracy("accuracy"), batch_size=100, num_workers=0)
+    results = evaluator.evaluate(module, DigitsDataset("test"))
     accelerator.wait_for_everyone()
     if MASTER_PROCESS:
         print(f"parameters: {len(module)}, test accuracy: {results['accuracy']:.3f}")

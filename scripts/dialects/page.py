@@ -17,6 +17,7 @@ NOTES = {
     "AC-010": "DeepSpeed's own banner; nothing else has one.",
     "AC-012": "`safe_mode=False` only matters under DDP; gradients are averaged all the same.",
     "AC-020": "Shown with a device whose tensors have no values, which every machine has.",
+    "AC-027": "A model without the method gets a warning; see AC-X18.",
     "AC-028": "Not under FSDP and DeepSpeed, whose steps need the other processes, and not with modules that update by "
     "themselves. The table is in the error's message; users other than one's own are not named.",
     "AC-030": "Chosen by the variable `TRAINKIT_STRATEGY`, for instance `deepspeed-2-bf16`.",
@@ -28,6 +29,17 @@ NOTES = {
     "AC-087": "The state is not read-only. `val_key` is added.",
     "AC-126": "Shown on the CPU, and on a GPU where there is one.",
     "AC-141": "With a tracker, a trial's run lies beside the others of the study, under one name.",
+    "AC-X09": "`Evaluator` and `test_step` are from 1.9.2. Methods that the library calls itself, without "
+    "documentation, are not provided: `Trainer.loop`, `Monitor.log_epoch`, `Metric.add_batch`. `MetricParallel` takes `cast`, and "
+    "`TrainingState` has three more fields.",
+    "AC-X11": "Has what a script asks about processes; `Trainer.fit` does the rest.",
+    "AC-X12": "`on_process(1)` also makes a decorator.",
+    "AC-X15": "`use_threads` has no effect; a file of counts is JSON, YAML or CSV.",
+    "AC-X16": "On one process and under DDP. The loss weighs rows.",
+    "AC-X19": "Stored as it is when the run starts.",
+    "AC-X20": "The folder is `hp_search`; a second run continues the study there.",
+    "AC-X22": "With `max_steps`, all steps are in one epoch; with `step_scheduler_per_epoch`, an epoch has one step.",
+    "AC-X24": "The scripts are in `examples/accmt`; `tests/e2e/test_examples.py` runs one as a job.",
 }
 HEAD = """# The ACCMT dialect, row by row
 

@@ -119,6 +119,14 @@ def test_a_job_on_trainkit_says_what_it_learned(home, tmp_path, name, said):
     home.assert_nothing_left()
 
 
+def test_scripts_of_accmt_run_as_a_job_without_a_change(home, tmp_path):
+    shutil.copytree(REPOSITORY / "examples" / "accmt", tmp_path / "accmt")
+    result = home.run("run", tmp_path / "accmt" / "job.yaml")
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert re.search(r"test accuracy: 0\.(8[5-9]|9\d)", result.stdout), result.stdout
+    home.assert_nothing_left()
+
+
 @pytest.fixture(scope="module")
 def compiler() -> None:
     """DeepSpeed compiles an extension at its first start; ninja comes with the environment."""

@@ -25,6 +25,9 @@ DIALECTS = {"accmt": "trainkit.dialects.accmt"}
 class Renamed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds the dialect where a script imports the library."""
 
+    def __init__(self) -> None:
+        self._specs: dict[str, importlib.machinery.ModuleSpec | None] = {}
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -40,6 +43,7 @@ class Renamed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         library, ours = spec.name.partition(".")[0], _ours(spec.name)
         module = importlib.import_module(ours)
+        self._specs[ours] = module.__spec__
         replaced.guard(DIALECTS[library], spec.name, module)
         # Modules that the dialect loaded already get their names here. Import would set a module that it loads as an
         # attribute of its package, over a class of the same name (`accmt.tqdm`).
@@ -51,7 +55,8 @@ class Renamed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """It ran when it was imported under its own name."""
+        """It ran when it was imported under its own name, and keeps the spec of that import."""
+        module.__spec__ = self._specs.pop(module.__name__)
 
 
 def _ours(name: str) -> str:

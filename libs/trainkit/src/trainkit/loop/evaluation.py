@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainkit.data.feed import Feed
 from trainkit.errors import InvalidStep
@@ -40,12 +40,21 @@ def run(fit: Fit, sets: Mapping[str, Feed], metrics: Mapping[str, Metric], look:
 def evaluating(fit: Fit) -> Iterator[None]:
     """All of the module in evaluation mode; afterwards every part is in the mode in which it was, and holds shards
     where it did: who reads or writes parameters then has the live ones."""
-    modes = [(part, part.training) for part in fit.module.modules()]
-    fit.module.eval()
+    with in_evaluation_mode(fit.module):
+        try:
+            yield
+        finally:
+            fit.strategy.reshard()
+
+
+@contextmanager
+def in_evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """All of a module in evaluation mode; afterwards every part is in the mode in which it was."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
     try:
         yield
     finally:
-        fit.strategy.reshard()
         for part, mode in modes:
             part.training = mode
 

@@ -46,6 +46,29 @@ def test_every_trial_has_its_own_module_and_folder(tmp_path: Path) -> None:
         search(tmp_path, [], hps_config={})
 
 
+@pytest.mark.spec("AC-X20")
+def test_a_search_needs_no_folder_and_sees_metrics_by_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[Any] = []
+
+    def objective(metrics: Any) -> float:
+        seen.append(metrics)
+        return float(metrics["0"]["valid_loss"])
+
+    options: dict[str, Any] = {"dataloader_num_workers": 0, "enable_checkpointing": False, "clip_grad": None}
+    searched = HyperParameterSearch(Bowl, bowls(16), bowls(8), metrics=[Rows()], **options)
+    searched.set_parameters(train_batch_size=8, learning_rate=[1e-2, 1e-1])
+    result = searched.optimize(objective, n_trials=2)
+    assert result.folder.parent == Path("hp_search") and (tmp_path / "hp_search").is_dir()
+    assert [each["0"]["accuracy"] for each in seen] == [each["accuracy"] for each in seen] == [0.5, 0.5]
+    assert result.value == min(each["valid_loss"] for each in seen)
+    assert f"Best of 2 trials in hp_search: {result.value:g}\n  learning_rate: " in capsys.readouterr().out
+    drawn = searched.get_hps(optuna.create_study().ask())
+    assert drawn.batch_size == (8, 8) and 1e-2 <= drawn["optim_kwargs"]["lr"] <= 1e-1
+
+
 @pytest.mark.spec("AC-142")
 def test_lists_are_ranges_and_tuples_are_choices(tmp_path: Path) -> None:
     searched = search(tmp_path, [])

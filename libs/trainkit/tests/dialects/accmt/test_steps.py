@@ -141,8 +141,13 @@ def test_gradient_checkpointing_is_asked_of_the_model(tmp_path: Path) -> None:
     )
     fitted(tmp_path / "a", hps(max_steps=1), module=module, gradient_checkpointing=True)
     assert asked == [None]
-    with pytest.raises(ValueError, match="gradient_checkpointing_enable"):
-        fitted(tmp_path / "b", gradient_checkpointing=True)
+
+
+@pytest.mark.spec("AC-X18")
+def test_gradient_checkpointing_has_no_effect_on_a_model_that_does_not_offer_it(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="Weight has no method gradient_checkpointing_enable"):
+        _, module = fitted(tmp_path / "b", hps(max_steps=2), val=None, gradient_checkpointing=True)
+    assert module.w == pytest.approx(0.72)
 
 
 @pytest.mark.spec("AC-011")

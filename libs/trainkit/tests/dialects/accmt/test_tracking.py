@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainkit.dialects.accmt.tracker import BaseTracker, MLFlow
 
 from libs.trainkit.tests.dialects.accmt.bowl import Bowl, bowls, fitted, hps, trainer
 
@@ -32,6 +33,8 @@ def only_run(found: Any, name: str) -> Any:
 @pytest.mark.spec("AC-043")
 @pytest.mark.spec("AC-046")
 @pytest.mark.spec("AC-047")
+@pytest.mark.spec("AC-X14")
+@pytest.mark.spec("AC-X19")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own use of its database
 def test_a_run_is_kept_in_a_folder_with_its_settings_and_files(tmp_path: Path) -> None:
     options: dict[str, Any] = {
@@ -42,8 +45,15 @@ def test_a_run_is_kept_in_a_folder_with_its_settings_and_files(tmp_path: Path) -
         "additional_tracker_config": {"note": "x"},
     }
     made = trainer(tmp_path / "digits", hps(), **options)
-    with pytest.raises(ValueError, match="log_with='mlflow', and call fit"):
-        made.log_artifact(tmp_path / "one.txt")
+    with pytest.raises(ValueError, match="give the trainer log_with='mlflow'"):
+        trainer(tmp_path).log_artifact(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
+        made.log_artifact(tmp_path / "none.txt")
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "d.txt").write_text("d")
+    (tmp_path / "before.txt").write_text("before")
+    made.log_artifact(tmp_path / "before.txt")
+    made.log_artifacts(tmp_path / "early")
     made.fit(Bowl(), bowls(96), bowls(32))
     (tmp_path / "one.txt").write_text("one")
     (tmp_path / "many" / "deep").mkdir(parents=True)
@@ -66,9 +76,32 @@ def test_a_run_is_kept_in_a_folder_with_its_settings_and_files(tmp_path: Path) -
     }
     assert sorted(point.step for point in found.get_metric_history(run.info.run_id, "val_loss")) == [12, 24]
     files = [each.path for each in found.list_artifacts(run.info.run_id)]
-    assert sorted(files) == ["a.txt", "b.txt", "deep", "one.txt"]
+    assert sorted(files) == ["a.txt", "b.txt", "before.txt", "d.txt", "deep", "one.txt"]
     assert [each.path for each in found.list_artifacts(run.info.run_id, "deep")] == ["deep/c.txt"]
     assert Path(found.download_artifacts(run.info.run_id, "one.txt", str(tmp_path))).read_text() == "one"
+    _log_without_a_trainer(tmp_path, found)
+
+
+def _log_without_a_trainer(folder: Path, found: Any) -> None:
+    """A tracker of a script's own, in the database of the run before it."""
+    tracker = MLFlow()
+    tracker.set_tracking_uri(f"sqlite:///{folder / 'logs' / 'mlflow.db'}")
+    with pytest.raises(ValueError, match="no run of MLflow is open"):
+        _ = tracker.run_id
+    tracker.module.set_experiment("alone")
+    tracker.log({"loss": 0.5}, step=3)
+    identity = tracker.run_id
+    tracker.log_artifact(str(folder / "one.txt"))
+    tracker.log_artifacts(str(folder / "many"))
+    tracker.end("KILLED")
+    run = found.get_run(identity)
+    assert run.info.status == "KILLED"
+    assert [(point.step, point.value) for point in found.get_metric_history(identity, "loss")] == [(3, 0.5)]
+    files = [each.path for each in found.list_artifacts(identity)]
+    assert sorted(files) == ["a.txt", "b.txt", "deep", "one.txt"]
+    assert tracker.get_init_kwargs(run_name="r") == {"mlflow": {"run_name": "r"}}
+    with pytest.raises(ValueError, match="needs a name"):
+        BaseTracker.__init__(tracker)
 
 
 @pytest.mark.spec("AC-042")

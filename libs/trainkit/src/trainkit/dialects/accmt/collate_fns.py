@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from trainkit.huggingface import LanguageModel, PadInputs, PadSequences
@@ -20,6 +21,9 @@ class DataCollatorForSeq2Seq(PadSequences):
 
     def __init__(self, tokenizer: Any, label_pad_token_id: int = -100) -> None:
         super().__init__(tokenizer, label_fill=label_pad_token_id)
+
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        return super().__call__(batch)
 
 
 class DataCollatorForLanguageModeling(LanguageModel):
@@ -58,6 +62,9 @@ class DataCollatorForLanguageModeling(LanguageModel):
             inputs_only=force_one_output,
         )
 
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        return super().__call__(batch)
+
 
 class DataCollatorForLongestSequence(PadInputs):
     """Pads `input_ids` and `attention_mask`; labels are one for each sequence.
@@ -72,3 +79,6 @@ class DataCollatorForLongestSequence(PadInputs):
 
     def __init__(self, tokenizer: Any, torch_stack: bool = True) -> None:
         super().__init__(tokenizer, stack=torch_stack)
+
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        return super().__call__(batch)

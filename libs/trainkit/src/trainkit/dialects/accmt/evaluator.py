@@ -21,7 +21,7 @@ from trainkit.dialects.accmt.module import AcceleratorModule
 from trainkit.dialects.accmt.tqdm import tqdm
 from trainkit.errors import InvalidSetup
 from trainkit.loop.batches import moved
-from trainkit.loop.evaluation import evaluating
+from trainkit.loop.evaluation import in_evaluation_mode
 from trainkit.loop.losses import Mean
 from trainkit.precision import Precision
 from trainkit.strategies.base import Strategy
@@ -129,7 +129,7 @@ class Evaluator:
         metrics = {metric.name: metric.adapted().to(device) for metric in self.metrics}
         batches: Iterable[Any] = moved(loader.batches(0), device if self.device_placement else None, None)
         with (
-            evaluating(parts),
+            in_evaluation_mode(parts),
             torch.inference_mode(),
             torch.autocast(device.type, precision.dtype, precision.autocasts),
         ):

@@ -28,9 +28,9 @@ class Trainer:
     Args:
         hps_config: a YAML file, a mapping, or `HyperParameters`.
         model_path: the folder of all that the run saves.
-        kwargs: of the tracker's run: `run_name`, `tags`; and `on_change`, as `trainkit.Trainer` takes it.
         callback: one or several; `callbacks` is another name for it.
-        kwargs: of the tracker's run: `run_name`, `tags`; and `callbacks`.
+        kwargs: of the tracker's run: `run_name`, `tags`; and `callbacks`, and `on_change`, as `trainkit.Trainer` takes
+            it.
 
     The other parameters are described row by row in docs/dialects/accmt.md.
 

@@ -1,0 +1,172 @@
+"""What projects write beyond the document, and whole projects without a change."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+from trainkit.dialects.__main__ import main
+from trainkit.dialects.accmt import HyperParameters, Monitor, Optimizer, Scheduler, accelerator
+
+from libs.trainkit.tests.dialects.accmt.bowl import Bowl, Noted, Numbers, fitted, hps, logged, trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
+EXAMPLES = Path(__file__).parents[5] / "examples" / "accmt"
+RATES: dict[str, Any] = {"monitor": Monitor(learning_rate=True), "log_every": 1, "enable_checkpointing": False}
+
+
+@pytest.mark.spec("AC-X17")
+def test_a_file_names_the_optimizer_with_its_arguments(tmp_path: Path) -> None:
+    file = tmp_path / "hps.yaml"
+    file.write_text(
+        "hps:\n  epochs: 3\n  batch_size: [8, 16]\n  optimizer: {type: AdamW, lr: 1e-3}\n"
+        "  scheduler: {type: LinearWithWarmup, warmup_ratio: 0.5}\n"
+    )
+    read = HyperParameters.from_config(str(file))
+    assert (read.optimizer, read.optim_kwargs, read.scheduler) == ("AdamW", {"lr": 1e-3}, "LinearWithWarmup")
+    assert read == HyperParameters.from_config(read.to_dict()) and read["batch_sizes"] == (8, 16)
+    assert read.get_config() == {
+        "epochs": 3,
+        "max_steps": None,
+        "batch_size": (8, 16),
+        "optimizer": "AdamW",
+        "lr": 1e-3,
+        "scheduler": "LinearWithWarmup",
+        "warmup_ratio": 0.5,
+    }
+    assert HyperParameters.of({"optimizer": "Adam", "optim_kwargs": {"lr": 1e-3}}).optimizer == "Adam"
+    with pytest.raises(ValueError, match="optim and optimizer"):
+        HyperParameters.of({"optim": {"type": "SGD"}, "optimizer": {"type": "SGD"}})
+    with pytest.raises(ValueError, match="optimizer needs a 'type'"):
+        HyperParameters.of({"optimizer": {"lr": 1.0}})
+
+
+@pytest.mark.spec("AC-X17")
+def test_members_make_what_they_name() -> None:
+    made = Optimizer.AdamW([torch.nn.Parameter(torch.ones(1))], lr=0.5)
+    assert isinstance(made, torch.optim.AdamW) and made.param_groups[0]["lr"] == 0.5
+    rates = Scheduler.StepLR(made, step_size=1, gamma=0.1)
+    made.step()
+    rates.step()
+    assert rates.get_last_lr() == pytest.approx([0.05])
+
+
+def fading(optimizer: Any, num_warmup_steps: int, num_training_steps: int, power: int) -> LambdaLR:
+    assert num_warmup_steps == num_training_steps // 4
+    return LambdaLR(optimizer, lambda step: (1 - step / num_training_steps) ** power)
+
+
+@pytest.mark.spec("AC-X17")
+def test_classes_and_functions_of_a_script_s_own_are_taken(tmp_path: Path) -> None:
+    own = {"scheduler": fading, "scheduler_kwargs": {"warmup_ratio": 0.25, "power": 2}}
+    fitted(tmp_path, hps(epochs=1, optimizer=torch.optim.SGD, **own), val=None, **RATES)
+    rates = list(logged(tmp_path, "learning_rate").values())
+    assert rates == pytest.approx([0.1 * (1 - step / 12) ** 2 for step in range(12)])
+
+
+@pytest.mark.spec("AC-X21")
+def test_callbacks_is_another_name_of_callback(tmp_path: Path) -> None:
+    first, second = Noted(), Noted()
+    fitted(tmp_path, hps(epochs=1), val=None, callbacks=[first, second])
+    assert first.calls.count("on_after_training_step") == second.calls.count("on_after_training_step") == 12
+    assert trainer(tmp_path, callbacks=first).callbacks == [first]
+    with pytest.raises(ValueError, match="callback and callbacks are two names"):
+        trainer(tmp_path, callback=first, callbacks=[second])
+
+
+class Scheduled(Bowl):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[tuple[int, int]] = []
+
+    def get_scheduler(self, optimizer: Any, steps_per_epoch: int, epochs: int) -> LambdaLR:
+        self.counts.append((steps_per_epoch, epochs))
+        return LambdaLR(optimizer, lambda step: 1 - step / (steps_per_epoch * epochs))
+
+
+@pytest.mark.spec("AC-X22")
+def test_a_module_brings_its_own_schedule(tmp_path: Path) -> None:
+    module = Scheduled()
+    given = hps(scheduler="Constant")
+    fitted(tmp_path / "a", given, module=module, val=None, grad_accumulation_steps=2, **RATES)
+    assert module.counts == [(6, 2)]
+    rates = list(logged(tmp_path / "a", "learning_rate").values())
+    assert rates == pytest.approx([0.1 * (1 - step // 2 / 12) for step in range(24)])
+    for name, changes in (("b", {"max_steps": 5}), ("c", {"step_scheduler_per_epoch": True})):
+        fitted(tmp_path / name, hps(**changes), module=module, val=None, enable_checkpointing=False)
+    assert module.counts[1:] == [(5, 1), (1, 2)]
+
+    class Wrong(Bowl):
+        def get_scheduler(self, optimizer: Any, steps_per_epoch: int, epochs: int) -> Any:
+            return 0.1
+
+    with pytest.raises(TypeError, match="get_scheduler has to return a schedule of torch, not a float"):
+        fitted(tmp_path / "d", hps(epochs=1), module=Wrong(), val=None)
+
+
+class Collating(Bowl):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[str, list[int]] = {"train": [], "val": []}
+        self.found: list[Any] = []
+
+    def collate_fn_train(self, batch: list[Any]) -> Any:
+        self.sizes["train"].append(len(batch))
+        return super().collate_fn_train([each[:2] for each in batch])
+
+    def collate_fn_val(self, batch: list[Any]) -> Any:
+        self.sizes["val"].append(len(batch))
+        return super().collate_fn_val([each[:2] for each in batch])
+
+    def training_step(self, batch: Any) -> Tensor:
+        assert len(batch) == 2 and self.optimizer is not None and self.scheduler is not None
+        self.found.append((self.device, self.log_every, self.accelerator is accelerator, self.tracker.run_id))
+        step = self.state.global_step
+        self.log({"due": step}, step=step)
+        self.log_({"always": self.optimizer.param_groups[0]["lr"]}, step=step)
+        return super().training_step(batch)
+
+
+@pytest.mark.spec("AC-X23")
+def test_a_module_sees_its_run_and_collates_by_itself(tmp_path: Path) -> None:
+    module, numbers = Collating(), hps(epochs=1, batch_size=(8, 48), scheduler="Constant")
+    options: dict[str, Any] = {"log_every": 5, "collate_fn": lambda batch: None}
+    fitted(tmp_path, numbers, module=module, train=Numbers(), val=Numbers(), **options)
+    assert module.sizes == {"train": [8] * 12, "val": [48, 48]}
+    assert module.found == [(torch.device("cpu"), 5, True, None)] * 12
+    assert list(logged(tmp_path, "due")) == [4, 9] and len(logged(tmp_path, "always")) == 12
+
+
+def script(folder: str, name: str) -> None:
+    assert importlib.util.find_spec("evaluate") is None and importlib.util.find_spec("accmt") is None
+    os.chdir(folder)
+    sys.argv = ["trainkit.dialects", "run", name]
+    main()
+
+
+@pytest.mark.spec("AC-X24")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("train", r"epoch 4: 0\.\d+\n(.*\n)*parameters: 4810, test accuracy: 0\.(8[5-9]|9\d)"),
+        ("search", r"Best of 3 trials in hp_search: 0\.[5-9]\d+\n  train_batch_size: (50|100)\n  learning_rate: 0\.0"),
+        ("schedule", r"steps: 24, last rate: 0\b"),
+        ("extended", r"accuracy: 0\.9"),
+    ],
+)
+def test_a_project_runs_without_a_change(forks: Any, tmp_path: Path, name: str, said: str) -> None:
+    for file in EXAMPLES.iterdir():
+        if file.suffix in (".py", ".yaml"):
+            (tmp_path / file.name).symlink_to(file)
+    forks.succeed(script, tmp_path, name=f"{name}.py")
+    output = (tmp_path / "rank-0.log").read_text()
+    assert re.search(said, output), output
+    assert (name == "train") == (tmp_path / "results.json").is_file()
