@@ -30,8 +30,8 @@ NOTES = {
     "AC-126": "Shown on the CPU, and on a GPU where there is one.",
     "AC-141": "With a tracker, a trial's run lies beside the others of the study, under one name.",
     "AC-X09": "`Evaluator` and `test_step` are from 1.9.2. Methods that the library calls itself, without "
-    "documentation, are not provided: `Trainer.loop`, `Monitor.log_epoch`, `Metric.add_batch`. `MetricParallel` takes `cast`, and "
-    "`TrainingState` has three more fields.",
+    "documentation, are not provided: `Trainer.loop`, `Monitor.log_epoch`, `Metric.add_batch`. `MetricParallel` takes "
+    "`cast`, and `TrainingState` has three more fields.",
     "AC-X11": "Has what a script asks about processes; `Trainer.fit` does the rest.",
     "AC-X12": "`on_process(1)` also makes a decorator.",
     "AC-X15": "`use_threads` has no effect; a file of counts is JSON, YAML or CSV.",
