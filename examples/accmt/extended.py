@@ -31,7 +31,7 @@ class ManualModule(ExtendedAcceleratorModule):
 if __name__ == "__main__":
     set_seed(42)
     hps = HyperParameters(
-        epochs=3,
+        epochs=2,
         batch_size=(50, 297),
         optimizer=Optimizer.AdamW,
         optim_kwargs={"lr": 1e-2},

