@@ -134,7 +134,7 @@ class Evaluator:
             torch.autocast(device.type, precision.dtype, precision.autocasts),
         ):
             for position, batch in enumerate(tqdm(batches, total=loader.steps(0), desc="evaluating", leave=False)):
-                output, rows = step(batch), loader.rows(position)
+                output, rows = step(batch), loader.rows(0, position)
                 found: Mapping[str, Any] = {"loss": output} if isinstance(output, Tensor) else output
                 if "loss" in found:
                     mean.add(found["loss"], rows)
