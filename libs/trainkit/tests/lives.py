@@ -71,11 +71,12 @@ class Net(nn.Module):
         super().__init__()
         self._sums = sums
         between = [nn.ReLU()] if plain else [nn.BatchNorm1d(24), nn.ReLU(), Drifting(), nn.Dropout(0.3)]
-        self.layers = nn.Sequential(nn.Linear(6, 24), *between, nn.Linear(24, 24), nn.Linear(24, 3))
+        self.layers = nn.Sequential(nn.Linear(6, 24), *between, nn.Linear(24, 24))
+        self.head = nn.Linear(24, 3)  # of the root, not of a unit that FSDP gathers by itself
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Any:
         inputs, labels = batch
-        scores = self.layers(inputs)
+        scores = self.head(self.layers(inputs))
         if self._sums:
             return Loss(F.cross_entropy(scores, labels, reduction="sum"), (labels + 1).sum())
         return F.cross_entropy(scores, labels)
@@ -83,7 +84,7 @@ class Net(nn.Module):
     def evaluation_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """An evaluation draws random numbers too."""
         inputs, labels = batch
-        return F.cross_entropy(self.layers(inputs + 0.1 * torch.rand_like(inputs)), labels)
+        return F.cross_entropy(self.head(self.layers(inputs + 0.1 * torch.rand_like(inputs))), labels)
 
 
 class Ended(Callback):
