@@ -345,7 +345,11 @@ def test_what_fails_while_an_error_is_told_hides_nothing(caplog: pytest.LogCaptu
         ({"schedule_per": "updates"}, "schedule_per='updates': choose one of update, epoch"),
         ({"non_finite": "rais"}, "non_finite='rais': choose one of raise, skip, ignore"),
         ({"out_of_memory": "cut"}, "choose one of raise, retry, split"),
-        ({"module": Slope}, r"module is the class Slope: give an instance, Slope\(\.\.\.\)"),
+        (
+            {"module": nn.Linear},
+            r"module=Linear .* without arguments .*'in_features'.*: give partial\(Linear, \.\.\.\)",
+        ),
+        ({"module": nn.Identity}, "Identity has no training_step"),
         ({"accumulate": "4"}, "accumulate has to be a whole number of at least 1, not '4'"),
         ({"clip_norm": "1"}, "clip_norm has to be a number greater than 0, not '1'"),
         ({"seed": 1.5}, "seed has to be a whole number"),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trainkit.durations import Steps as Steps
     from trainkit.durations import Tokens as Tokens
     from trainkit.durations import Updates as Updates
+    from trainkit.initial.weights import Weights as Weights
     from trainkit.module import Loss as Loss
     from trainkit.trackers.base import Tracker as Tracker
     from trainkit.trainer import Totals as Totals
@@ -35,6 +36,7 @@ _HOME = {
     "Tracker": "trackers.base",
     "Trainer": "trainer",
     "Updates": "durations",
+    "Weights": "initial.weights",
 }
 
 __all__ = list(_HOME)

@@ -32,3 +32,8 @@ def cut_like(tensor: Tensor, other: Tensor) -> Tensor:
     like: Any = other
     cut: Tensor = made.distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)
     return cut
+
+
+def put(target: Tensor, value: Tensor) -> None:
+    """Copies all of `value`, which this process has, into `target`; into a sharded one, this process's part of it."""
+    local(target).copy_(local(cut_like(value, target)))

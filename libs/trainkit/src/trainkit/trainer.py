@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from torch import nn
@@ -20,6 +21,7 @@ from trainkit.trackers.base import Tracker
 if TYPE_CHECKING:
     import torch
 
+    from trainkit.initial.weights import Weights
     from trainkit.loop.fit import Fit
     from trainkit.strategies.base import Strategy
 
@@ -55,7 +57,9 @@ class Trainer:
         trainer.fit()
 
     Args:
-        module: has a `training_step(batch)`; see `trainkit.module`.
+        module: has a `training_step(batch)`; see `trainkit.module`. Or what makes it, `Net` or `partial(Net, 12)`: it
+            is called with generators that start from `seed`, and where parameters are sharded no process needs memory
+            for all of it. A module on the meta device is initialised by its submodules' `reset_parameters`.
         optimizer: makes the optimizer from named parameters.
         train: a `Loader`, or any iterable of batches, gone through once per epoch.
         max_duration: where training ends.
@@ -68,6 +72,8 @@ class Trainer:
         evaluate_first: also before the first step of a fresh run.
         evaluate_last: also at the end, unless that was just done.
         metrics: by the name under which `evaluation_step` returns their values; results are called `SET/NAME`.
+        weights: what the module starts with: a safetensors file, a folder of them, a checkpoint of trainkit, or
+            `Weights(path, ...)`. A process reads what it keeps. A run that is resumed takes its checkpoint's.
         strategy: `auto` (DDP when there are several processes, else single), `single`, `ddp`, `fsdp`,
             `deepspeed`, or a `Strategy`.
         precision: of the computation; weights stay in 32 bits.
@@ -99,7 +105,7 @@ class Trainer:
         parameters: plain settings that trackers store with the run.
     """
 
-    module: nn.Module
+    module: nn.Module | Callable[[], nn.Module]
     optimizer: OptimizerFactory
     train: Iterable[Any]
     max_duration: AnyDuration
@@ -112,6 +118,7 @@ class Trainer:
     evaluate_first: bool = False
     evaluate_last: bool = True
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    weights: Weights | str | Path | None = None
     strategy: Strategy | str = "auto"
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     accumulate: int = 1

@@ -16,6 +16,8 @@ from trainkit.callbacks import KeepBest
 from trainkit.data import Loader
 from trainkit.errors import InvalidSetup, InvalidStep
 from trainkit.huggingface import HuggingFace, LanguageModel, PadInputs, PadSequences
+from trainkit.initial.values import make
+from trainkit.initial.weights import Weights
 from trainkit.metrics import WholeSet
 from trainkit.trainer import Trainer
 
@@ -224,3 +226,25 @@ def test_targets_stay_beside_the_tokens_unless_only_those_are_wanted(tokenizer: 
     tokens, targets = LanguageModel(tokenizer)(pairs)
     assert set(tokens) == {"input_ids", "attention_mask", "labels"} and targets.tolist() == [1.0, 2.0]
     assert isinstance(LanguageModel(tokenizer, inputs_only=True)(pairs), dict)
+
+
+def test_a_model_by_its_configuration_starts_in_shards_as_transformers_makes_or_reads_it(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
+    config = LlamaConfig(vocab_size=150, tie_word_embeddings=True, **sizes)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    torch.manual_seed(5)
+    made, saved = AutoModelForCausalLM.from_config(config), AutoModelForCausalLM.from_pretrained(tmp_path)
+    factory = partial(HuggingFace.from_config, tmp_path, "AutoModelForCausalLM")
+
+    for weights, expected in ((None, made), (Weights(tmp_path), saved)):
+        module, initial = make(factory, 5, weights, sharded=True)
+        assert initial is not None
+        assert sum(p.is_meta for p in module.parameters()) == 15
+        initial.fill(module, torch.device("cpu"))
+        ours = module.model.state_dict() | dict(module.model.named_buffers())
+        theirs = expected.state_dict() | dict(expected.named_buffers())
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+        assert module.model.lm_head.weight is module.model.model.embed_tokens.weight

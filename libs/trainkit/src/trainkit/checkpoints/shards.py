@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
@@ -44,6 +44,8 @@ _NAMES = {
     torch.bool: "BOOL",
     torch.complex64: "C64",
 }
+_OPEN_BYTES = 2**26
+"""Files are closed after so many bytes: what was read counts as this process's memory while they are open."""
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -149,18 +151,50 @@ def load(folder: Path, index: Mapping[str, Any], wanted: dict[str, Tensor]) -> N
         (name, tuple(piece["offset"])): piece["file"] for name, entry in index.items() for piece in entry["pieces"]
     }
     opened: dict[str, Any] = {}
+    read = 0
     for item in plan.items:
         name, offset = item.storage_index.fqn, tuple(item.storage_index.offset or ())
         offset = offset or (0,) * len(index[name]["shape"])
         file = places[name, offset]
         if file not in opened:
             opened[file] = safe_open(folder / file, framework="pt")
-        piece = opened[file].get_tensor(name + (f"@{','.join(map(str, offset))}" if any(offset) else ""))
-        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-            piece = piece.narrow(dim, start, length)
+        piece = name + (f"@{','.join(map(str, offset))}" if any(offset) else "")
         target = planner.resolve_tensor(item).detach()
-        target.copy_(piece)
+        target.copy_(_part(opened[file], piece, item.storage_offsets, item.lengths))
+        read += target.nbytes
+        if read > _OPEN_BYTES:
+            opened.clear()
+            read = 0
         planner.commit_tensor(item, target)
+
+
+def _part(file: Any, piece: str, offsets: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """A part of a piece, without reading the rest of it."""
+    bounds = tuple(slice(start, start + length) for start, length in zip(offsets, lengths, strict=True))
+    part: Tensor = file.get_slice(piece)[bounds] if bounds and all(lengths) else file.get_tensor(piece)
+    return part
+
+
+def index_of_files(folder: Path, files: Iterable[str]) -> dict[str, Any]:
+    """The index, in the form of `index_of`, of files of whole tensors that any library may have written.
+
+    Raises:
+        DamagedCheckpoint: one of them is missing, is not a safetensors file, or has a type that is not known here.
+    """
+    index: dict[str, Any] = {}
+    for name in files:
+        try:
+            with safe_open(folder / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118
+                    tensor = file.get_slice(key)
+                    shape, dtype = list(tensor.get_shape()), tensor.get_dtype()
+                    if dtype not in _DTYPES:
+                        raise DamagedCheckpoint(f"{folder / name}: {key} has type {dtype}, which cannot be read here")
+                    piece = {"offset": [0] * len(shape), "shape": shape, "file": name}
+                    index[key] = {"dtype": dtype, "shape": shape, "pieces": [piece]}
+        except (OSError, SafetensorError) as error:
+            raise DamagedCheckpoint(f"{folder / name} cannot be read: {error}") from error
+    return index
 
 
 def _check(folder: Path, index: Mapping[str, Any], wanted: Mapping[str, Tensor]) -> None:

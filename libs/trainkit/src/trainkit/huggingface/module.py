@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
+import torch
 from torch import Tensor, nn
 
 from trainkit.catalogue import nearest
@@ -42,6 +43,9 @@ class HuggingFace(nn.Module):
     Raises:
         MissingExtra: `transformers` is not installed.
     """
+
+    weights_prefix = "model."
+    """What names begin with here, and not in the files of Hugging Face."""
 
     def __init__(
         self,
@@ -87,6 +91,42 @@ class HuggingFace(nn.Module):
             model = loader.from_pretrained(str(name), **arguments)
         except OSError as error:
             raise InvalidSetup(f"no model is called {str(name)!r}: {str(error).splitlines()[0]}") from error
+        if recompute:
+            _recompute(model)
+        return cls(model, _tokenizer(transformers, name), metrics=metrics, count=count)
+
+    @classmethod
+    def from_config(
+        cls,
+        name: str | Path,
+        kind: str | type | None = None,
+        *,
+        metrics: tuple[str, ...] = (),
+        count: Count | None = None,
+        recompute: bool = False,
+        **arguments: Any,
+    ) -> Self:
+        """Makes a model by its configuration, in 32 bits, without reading its weights.
+
+            Trainer(module=partial(HuggingFace.from_config, "llama"), weights="llama", strategy="fsdp", ...)
+
+        This way no process has the whole model: it reads the part that it keeps.
+
+        Args:
+            name: of a model on the hub, or a folder.
+            kind: as for `from_pretrained`.
+            metrics, count: as for the class.
+            recompute: recomputes activations in the backward pass to save memory.
+            arguments: settings of the configuration: `num_labels=4`, ...
+
+        Raises:
+            InvalidSetup: there is no such model or class, or the model cannot recompute.
+        """
+        transformers = require("transformers", "a Hugging Face model")
+        loader = _class(transformers, name, kind)
+        config = _config(transformers, name, **arguments)
+        config.dtype = torch.float32
+        model = loader(config) if issubclass(loader, nn.Module) else loader.from_config(config)
         if recompute:
             _recompute(model)
         return cls(model, _tokenizer(transformers, name), metrics=metrics, count=count)
@@ -159,10 +199,7 @@ def _class(transformers: Any, name: str | Path, kind: str | type | None) -> Any:
     if isinstance(kind, type):
         return kind
     if kind is None:
-        try:
-            found = transformers.AutoConfig.from_pretrained(str(name)).architectures
-        except OSError as error:
-            raise InvalidSetup(f"no model is called {str(name)!r}: {str(error).splitlines()[0]}") from error
+        found = _config(transformers, name).architectures
         if not found:
             raise InvalidSetup(f"{name}: its configuration names no architecture: give kind='AutoModelFor...'")
         kind = str(found[0])
@@ -171,6 +208,13 @@ def _class(transformers: Any, name: str | Path, kind: str | type | None) -> Any:
         near = nearest(kind, [each for each in dir(transformers) if "Model" in each or "For" in each])
         raise InvalidSetup(f"transformers has no model class {kind!r}" + (f"; did you mean {near}?" if near else ""))
     return loader
+
+
+def _config(transformers: Any, name: str | Path, **arguments: Any) -> Any:
+    try:
+        return transformers.AutoConfig.from_pretrained(str(name), **arguments)
+    except OSError as error:
+        raise InvalidSetup(f"no model is called {str(name)!r}: {str(error).splitlines()[0]}") from error
 
 
 def _recompute(model: Any) -> None:

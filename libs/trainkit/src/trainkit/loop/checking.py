@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -16,6 +18,7 @@ from trainkit.data.counted import length_of
 from trainkit.data.loader import Loader
 from trainkit.durations import duration
 from trainkit.errors import InvalidSetup
+from trainkit.initial.weights import Weights
 from trainkit.loop.parts import named_sets
 from trainkit.loop.settings import CHECKPOINT_DECIDES
 from trainkit.metrics.base import Metric
@@ -40,13 +43,14 @@ def check(trainer: Trainer) -> None:
     Raises:
         InvalidSetup: one cannot work, or two do not go together.
     """
-    _check_module(trainer.module)
+    if not is_factory(trainer.module):
+        _check_module(trainer.module)
     _check_flags(trainer)
-    if trainer.compile and type(trainer.module).forward is nn.Module.forward:
-        raise InvalidSetup(
-            f"compile: {type(trainer.module).__name__} has no forward, which is what is compiled: give it "
-            "one, and call self(...) in training_step"
-        )
+    if is_factory(trainer.module):
+        _check_factory(trainer.module)
+    else:
+        _check_compile(trainer, trainer.module)
+    _check_weights(trainer.weights)
     for setting, allowed in _WORDS.items():
         if not isinstance(word := getattr(trainer, setting), str) or word not in allowed:
             raise InvalidSetup(f"{setting}={word!r}: choose one of {', '.join(allowed)}")
@@ -59,9 +63,52 @@ def check(trainer: Trainer) -> None:
     _check_metrics(trainer)
 
 
+def is_factory(module: Any) -> bool:
+    """Whether it makes the module: a class or a function, and no module itself."""
+    made = isinstance(module, nn.Module) or callable(getattr(module, "training_step", None))
+    return isinstance(module, type) or (callable(module) and not made)
+
+
+def _check_factory(factory: Any) -> None:
+    try:
+        inspect.signature(factory).bind()
+    except ValueError:  # a built-in, which has no signature to ask
+        return
+    except TypeError as error:
+        name = getattr(factory, "__name__", type(factory).__name__)
+        raise InvalidSetup(
+            f"module={name} makes the module and is called without arguments ({error}): give partial({name}, ...), or "
+            f"an instance, {name}(...)"
+        ) from None
+
+
+def _check_weights(weights: Any) -> None:
+    if weights is not None and not isinstance(weights, str | Path | Weights):
+        raise InvalidSetup(
+            f"weights is a {_kind(weights)}: give the path of a safetensors file, of a folder of them or of a "
+            "checkpoint, or trainkit.Weights(path, ...)"
+        )
+
+
+def check_module(trainer: Trainer, module: Any) -> None:
+    """Looks at the module of a run, when it was made.
+
+    Raises:
+        InvalidSetup: it cannot be trained with these settings.
+    """
+    _check_module(module)
+    _check_compile(trainer, module)
+
+
+def _check_compile(trainer: Trainer, module: Any) -> None:
+    if trainer.compile and type(module).forward is nn.Module.forward:
+        raise InvalidSetup(
+            f"compile: {type(module).__name__} has no forward, which is what is compiled: give it "
+            "one, and call self(...) in training_step"
+        )
+
+
 def _check_module(module: Any) -> None:
-    if isinstance(module, type):
-        raise InvalidSetup(f"module is the class {module.__name__}: give an instance, {module.__name__}(...)")
     if not callable(getattr(module, "training_step", None)):
         raise InvalidSetup(
             f"{type(module).__name__} has no training_step(batch): give it one that returns the loss of a batch"

@@ -21,21 +21,21 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainkit.callbacks.base import HOOKS, overriding
 from trainkit.data.feed import Feed, feed
 from trainkit.durations import Steps, duration
-from trainkit.errors import Interrupted, InvalidSetup, InvalidStep, NonFiniteLoss
+from trainkit.errors import DamagedCheckpoint, Interrupted, InvalidSetup, InvalidStep, NonFiniteLoss
 from trainkit.loop import batch_norm, evaluation, leaving, manual
 from trainkit.loop.batches import moved
 from trainkit.loop.cadences import Cadences
-from trainkit.loop.checking import check
+from trainkit.loop.checking import check, check_module
 from trainkit.loop.desync import compare
 from trainkit.loop.length import total_steps
 from trainkit.loop.losses import Mean, loss_of
 from trainkit.loop.modes import put_in_training_mode
-from trainkit.loop.parts import Tail, named_sets, noted, run_context, totals, warn_of_resuming
+from trainkit.loop.parts import Tail, is_on_meta, named_sets, noted, run_context, totals, warn_of_resuming
 from trainkit.loop.peers import note_loss
 from trainkit.loop.places import after_step, before_evaluation
 from trainkit.loop.plan import Plan
@@ -472,7 +472,8 @@ class Fit:
         return source
 
     def _make_module(self) -> None:
-        trainer, module = self.trainer, self.trainer.module
+        trainer = self.trainer
+        module = self._made_module()
         put_in_training_mode(module)
         if trainer.recompute:
             from trainkit.loop.recompute import recompute
@@ -481,6 +482,7 @@ class Fit:
         if trainer.compile:
             module.compile(**(trainer.compile if isinstance(trainer.compile, Mapping) else {}))
         self.strategy.prepare(module, Precision(trainer.precision, self.strategy.device))
+        self.strategy.initial = None  # it holds what it computed from
         self.module = self.strategy.module
         self.optimizer = self.strategy.make_optimizer(self.plan.make_optimizer)
         self._forward = self.strategy.forward
@@ -490,6 +492,23 @@ class Fit:
 
             self.recovery = Recovery(self.strategy, split=trainer.out_of_memory == "split")
             self._forward = self.strategy.alone
+
+    def _made_module(self) -> nn.Module:
+        """The trainer's module. One that has no values yet gets them from `strategy.initial`."""
+        trainer, place = self.trainer, self.strategy
+        if isinstance(trainer.module, nn.Module) and trainer.weights is None and not is_on_meta(trainer.module):
+            return trainer.module
+        from trainkit.initial.values import make
+        from trainkit.initial.weights import Weights
+
+        weights = Weights(trainer.weights) if isinstance(trainer.weights, str | Path) else trainer.weights
+        if weights is not None:
+            damage = place.gather(weights.damage() if place.is_main else None)[0]
+            if damage is not None:
+                raise DamagedCheckpoint(damage)
+        module, place.initial = make(trainer.module, trainer.seed, weights, sharded=place.shards_parameters)
+        check_module(trainer, module)
+        return module
 
     def _make_schedule(self) -> None:
         per_update = self.trainer.accumulate

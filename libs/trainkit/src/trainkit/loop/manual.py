@@ -86,7 +86,7 @@ def open_updates(fit: Fit) -> bool:
     Raises:
         InvalidSetup: something else would step or repeat in its place.
     """
-    trainer, module = fit.trainer, fit.trainer.module
+    trainer, module = fit.trainer, fit.module
     if not isinstance(module, ManualModule):
         return False
     name = type(module).__name__

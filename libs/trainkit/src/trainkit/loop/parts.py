@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any, NamedTuple
+
+from torch import nn
 
 from trainkit.data.counted import Plain
 from trainkit.data.feed import Feed
@@ -31,6 +34,11 @@ class Tail(NamedTuple):
     evaluates: bool
     last: bool
     saves: bool = False
+
+
+def is_on_meta(module: nn.Module) -> bool:
+    """Whether a tensor of the module has no values yet."""
+    return any(tensor.is_meta for tensor in chain(module.parameters(), module.buffers()))
 
 
 def noted(call: Callable[..., None], *arguments: Any) -> None:

@@ -20,6 +20,7 @@ from trainkit.errors import InvalidSetup
 from trainkit.precision import Precision
 
 if TYPE_CHECKING:
+    from trainkit.initial.values import Initial
     from trainkit.trainer import OptimizerFactory
 
 
@@ -75,6 +76,12 @@ class Strategy:
     group_names: list[list[str]] | None = None
     """The names of the parameters in each of the optimizer's groups, where the optimizer updates pieces instead."""
 
+    shards_parameters = False
+    """Whether a process keeps a part of each parameter, so that a module need not fit into its memory."""
+
+    initial: Initial | None = None
+    """What gives the module its initial values in `prepare`, when it does not have them; see `placed`."""
+
     rank = 0
     local_rank = 0
     world_size = 1
@@ -97,11 +104,17 @@ class Strategy:
 
     def prepare(self, module: nn.Module, precision: Precision) -> None:
         """Puts the module on the device and wraps it."""
-        self.module, self.precision = module.to(self.device), precision
+        self.module, self.precision = self.placed(module), precision
         step = TrainingStep(self.module, precision)
         # Without autocast there is nothing to wrap, and a wrapper costs a microsecond.
         self.forward = step if precision.autocasts else self.module.training_step  # type: ignore[assignment]
         self.evaluate = partial(step, evaluate=True)
+
+    def placed(self, module: nn.Module) -> nn.Module:
+        """The module, whole, on the device and with its initial values."""
+        if self.initial is not None:
+            self.initial.fill(module, self.device)
+        return module.to(self.device)
 
     def make_optimizer(self, factory: OptimizerFactory) -> Optimizer:
         """The optimizer over the trainable parameters."""

@@ -87,7 +87,7 @@ class DDP(Distributed):
         self._looks = wrapped and not find_unused
 
     def prepare(self, module: nn.Module, precision: Precision) -> None:
-        self.module, self.precision = module.to(self.device), precision
+        self.module, self.precision = self.placed(module), precision
         step = TrainingStep(self.module, precision)
         self._step = _Settling(step)
         self.evaluate = partial(step, evaluate=True)

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from trainkit.errors import InvalidSetup, InvalidStep
 from trainkit.extras import require
+from trainkit.initial.traversal import children_first
 from trainkit.precision import Precision
 from trainkit.strategies.base import TrainingStep
 from trainkit.strategies.ddp import Distributed
@@ -62,6 +63,7 @@ class DeepSpeed(Distributed):
         self.stage, self._bucket_mb, self._persist_below, self._quiet = stage, bucket_mb, persist_below, quiet
         self.holds_gradients = stage == 0
         self.holds_weights = stage < 3
+        self.shards_parameters = stage == 3
         self._engine: Any = None
 
     def open(self, device: torch.device | str | None) -> None:
@@ -76,9 +78,25 @@ class DeepSpeed(Distributed):
 
     def prepare(self, module: nn.Module, precision: Precision) -> None:
         self._check(module, precision)
-        self.module, self.precision = module.to(self.device), precision
+        self.precision = precision
+        self.module = self._partitioned(module) if self.stage == 3 else self.placed(module)
         self._step = TrainingStep(self.module, precision)
         self.forward, self.evaluate = self._forward, self._evaluate
+
+    def _partitioned(self, module: nn.Module) -> nn.Module:
+        """The module with its initial values, of which every process keeps its part, one submodule after the other."""
+        config = self._config(module)
+
+        def partition(owner: nn.Module) -> None:
+            owner._apply(lambda tensor: tensor.to(self.device), recurse=False)
+            self._deepspeed.zero.Init(module=owner, config_dict_or_path=config, dtype=torch.float32)
+
+        if self.initial is not None:
+            self.initial.fill(module, self.device, then=partition)
+        else:
+            for _, owner in children_first(module):
+                partition(owner)
+        return module
 
     def _check(self, module: nn.Module, precision: Precision) -> None:
         if precision.scaler is not None:
@@ -97,7 +115,8 @@ class DeepSpeed(Distributed):
                 raise InvalidSetup(f"{wrong} does not go with stage 3 of deepspeed: use stage 2, or strategy='fsdp'")
 
     def make_optimizer(self, factory: OptimizerFactory) -> Optimizer:
-        optimizer = super().make_optimizer(factory)
+        with self._whole_shapes():
+            optimizer = super().make_optimizer(factory)
         kind = type(optimizer)
         names = {id(p): name for name, p in self.module.named_parameters()}
         if self.stage:  # DeepSpeed replaces the groups' parameters by its pieces
@@ -107,12 +126,26 @@ class DeepSpeed(Distributed):
                 f"stage {self.stage} of deepspeed cuts parameters anywhere, which {kind.__name__} may not bear: "
                 f"use {', '.join(_ELEMENTWISE)} of torch.optim, stage 0, or strategy='fsdp'"
             )
-        self._engine, *_ = self._deepspeed.initialize(model=self._step, optimizer=optimizer, config=self._config())
+        self._engine, *_ = self._deepspeed.initialize(
+            model=self._step, optimizer=optimizer, config=self._config(self.module)
+        )
         self._engine.set_gradient_accumulation_boundary(True)
         return optimizer
 
-    def _config(self) -> dict[str, Any]:
-        trained = sum(p.numel() for p in self.module.parameters() if p.requires_grad)
+    @contextmanager
+    def _whole_shapes(self) -> Iterator[None]:
+        """Within it, the parameters of stage 3 have the shapes by which optimizers are grouped, and no memory."""
+        parts = {p: p.data for p in self.module.parameters() if hasattr(p, "ds_id")}
+        for p, part in parts.items():
+            p.data = part.new_empty(1).expand(p.ds_shape)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            for p, part in parts.items():
+                p.data = part
+
+    def _config(self, module: nn.Module) -> dict[str, Any]:
+        trained = sum(getattr(p, "ds_numel", p.numel()) for p in module.parameters() if p.requires_grad)
         bucket = max(1, min(trained, int(self._bucket_mb * 2**20 / 4)))
         parts = 2 * self.world_size  # DeepSpeed cuts it into equal parts of an even size
         bucket = -(-bucket // parts) * parts

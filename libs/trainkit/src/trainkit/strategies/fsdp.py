@@ -32,6 +32,7 @@ class FSDP(Distributed):
 
     name: ClassVar[str] = "fsdp"
     works_alone = False
+    shards_parameters = True
 
     def __init__(
         self,
@@ -49,8 +50,6 @@ class FSDP(Distributed):
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         self.precision = precision
-        if not self._offload:
-            module.to(self.device)
         options: dict[str, Any] = {
             "mesh": init_device_mesh(self.device.type, (self.world_size,)),
             "reshard_after_forward": self._reshard,
@@ -70,8 +69,18 @@ class FSDP(Distributed):
         _refuse_mixed(module)
         step = TrainingStep(module, precision)
         self._root = cast(Any, fully_shard(step, **options))
+        self._fill(module)
         self.module, self.forward = module, self._root
         self.evaluate = partial(self._root, evaluate=True)
+
+    def _fill(self, module: nn.Module) -> None:
+        """Gives the shards memory and their initial values, which a module does not have that is on the meta device."""
+        if self.initial is None:
+            return
+        place = torch.device("cpu") if self._offload else self.device
+        # torch knows of the new memory, because its modules override `_apply`.
+        self._root._apply(lambda each: torch.empty_like(each, device=place) if _is_empty(each) else each)
+        self.initial.fill(module, self.device)
 
     def _found(self, module: nn.Module) -> list[nn.Module]:
         """The units, each behind those within it: what is already shared out is no parameter of the outer one's."""
@@ -80,7 +89,7 @@ class FSDP(Distributed):
         else:
             lists = [within for within in module.modules() if isinstance(within, (nn.ModuleList, nn.Sequential))]
             found = [unit for within in lists for unit in within]
-        units = {unit for unit in found if any(True for _ in unit.parameters())}
+        units = {unit for unit in found if any(True for _ in unit.parameters()) and not _is_tied(unit, module)}
         return [unit for unit in reversed(list(module.modules())) if unit in units]
 
     def accumulating(self) -> AbstractContextManager[Any]:
@@ -177,3 +186,15 @@ def _refuse_mixed(unit: nn.Module) -> None:
 def _own(p: nn.Parameter) -> bool:
     """Whether it is trained and belongs to no inner unit."""
     return p.requires_grad and not is_sharded(p)
+
+
+def _is_empty(tensor: Tensor) -> bool:
+    return tensor.is_meta and is_sharded(tensor)
+
+
+def _is_tied(unit: nn.Module, module: nn.Module) -> bool:
+    """Whether a parameter of the unit is also one of a submodule outside of it. It would be sharded twice, and be two
+    parameters then, so it is left to a unit that has both."""
+    within, inside = set(unit.modules()), set(unit.parameters())
+    outside = (p for part in module.modules() if part not in within for p in part._parameters.values())
+    return any(p in inside for p in outside)
