@@ -2,8 +2,8 @@
 
 For each way there are four new processes. A process makes a small model of the same kind, so that all libraries are
 loaded, and notes its resident memory. Then it makes the model through a `Trainer` and notes its peak when the optimizer
-is about to be made: all initial values are there, and nothing else. The ways are FSDP and ZeRO-3, each with the class of
-the model and with a folder of safetensors files, and FSDP with a module on the meta device.
+is about to be made: all initial values are there, and nothing else. The ways are FSDP and ZeRO-3, each with the class
+of the model and with a folder of safetensors files, and FSDP with a module on the meta device.
 The peer runs torch's `fully_shard` on a module on the meta device, `to_empty` and `reset_parameters` of every layer,
 which gives other values on every process.
 

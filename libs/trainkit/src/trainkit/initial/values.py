@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +117,7 @@ def make(
         InvalidSetup: a tensor on the meta device cannot get values, or `weights` do not fit.
     """
     recording = None
+    module: Any  # what makes it may return anything
     if isinstance(given, nn.Module):
         module = given
     elif sharded:
