@@ -79,16 +79,20 @@ def test_a_run_is_kept_in_a_folder_with_its_settings_and_files(tmp_path: Path) -
     assert sorted(files) == ["a.txt", "b.txt", "before.txt", "d.txt", "deep", "one.txt"]
     assert [each.path for each in found.list_artifacts(run.info.run_id, "deep")] == ["deep/c.txt"]
     assert Path(found.download_artifacts(run.info.run_id, "one.txt", str(tmp_path))).read_text() == "one"
-    _log_without_a_trainer(tmp_path, found)
-
-
-def _log_without_a_trainer(folder: Path, found: Any) -> None:
-    """A tracker of a script's own, in the database of the run before it."""
     tracker = MLFlow()
+    try:
+        _log_without_a_trainer(tracker, tmp_path, found)
+    finally:
+        tracker.module.set_tracking_uri(None)
+
+
+def _log_without_a_trainer(tracker: MLFlow, folder: Path, found: Any) -> None:
+    """A tracker of a script's own, in the database of the run before it."""
     tracker.set_tracking_uri(f"sqlite:///{folder / 'logs' / 'mlflow.db'}")
     with pytest.raises(ValueError, match="no run of MLflow is open"):
         _ = tracker.run_id
-    tracker.module.set_experiment("alone")
+    experiment = found.create_experiment("alone", artifact_location=(folder / "alone").as_uri())
+    tracker.module.start_run(experiment_id=experiment)
     tracker.log({"loss": 0.5}, step=3)
     identity = tracker.run_id
     tracker.log_artifact(str(folder / "one.txt"))
