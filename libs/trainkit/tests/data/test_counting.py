@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,7 @@ def test_a_run_that_resumes_within_a_window_ends_with_the_mean_of_its_batches(tm
     class Ask(Callback):
         def on_step_end(self, fit: Fit, loss: Tensor) -> None:
             if fit.state.step == 4:
-                os.kill(os.getpid(), 2)
+                signal.raise_signal(signal.SIGINT)
 
     policy = Checkpoints(folder=tmp_path, every="100st")
     with pytest.raises(KeyboardInterrupt):
