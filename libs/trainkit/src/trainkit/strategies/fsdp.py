@@ -193,8 +193,8 @@ def _is_empty(tensor: Tensor) -> bool:
 
 
 def _is_tied(unit: nn.Module, module: nn.Module) -> bool:
-    """Whether a parameter of the unit is also one of a submodule outside of it. It would be sharded twice, and be two
-    parameters then, so it is left to a unit that has both."""
+    """Whether a parameter of the unit is also one of a submodule outside of it. torch refuses a parameter in two
+    groups, so it is left to a unit that has both."""
     within, inside = set(unit.modules()), set(unit.parameters())
     outside = (p for part in module.modules() if part not in within for p in part._parameters.values())
     return any(p in inside for p in outside)
