@@ -63,7 +63,7 @@ class Verdict:
         elif report.failed and call.excinfo is not None:
             self._judge(call.excinfo.value, call.excinfo.tb)
             if self.comparison:
-                item.session.shouldstop = "a comparison failed"
+                item.session.shouldfail = "a comparison failed"
         elif call.when == "call":
             self.passed += 1
         return report  # type: ignore[return-value]
