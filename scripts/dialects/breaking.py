@@ -9,6 +9,7 @@ from __future__ import annotations
 import compileall
 import ctypes
 import functools
+import gc
 import importlib.util
 import json
 import os
@@ -63,6 +64,7 @@ def table(chosen: Sequence[Mutation], *, unbroken_first: bool) -> bool:
             missed += line.result != "caught"
             cells = (each.row, each.clause, each.file, line.result, line.by.replace("|", "\\|"))
             print(f"| {' | '.join(cells)} |", flush=True)
+    gc.unfreeze()
     print(f"\n{len(chosen)} mutations, {len(chosen) - missed} caught, {missed} not caught")
     return not missed
 
@@ -135,13 +137,18 @@ class _Runner:
 def _broken(source: Path, mutation: Mutation) -> Iterator[None]:
     """Applies the mutation to the copy for as long as the context is entered."""
     text = source.read_text("utf-8")
-    for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc"):
-        compiled.unlink()  # a text of the same length within the same second would count as the compiled one
-    source.write_text(mutation.applied(text), "utf-8")
+    _replace(source, mutation.applied(text))
     try:
         yield
     finally:
-        source.write_text(text, "utf-8")
+        _replace(source, text)
+
+
+def _replace(source: Path, text: str) -> None:
+    """Writes a source, and removes what was compiled: a text of the same length within a second would count as it."""
+    source.write_text(text, "utf-8")
+    for compiled in (source.parent / "__pycache__").glob(f"{source.stem}.*.pyc"):
+        compiled.unlink()
 
 
 def _fork(function: Callable[[], Any], log: Path) -> int:
@@ -186,9 +193,10 @@ def _kill(pid: int) -> None:
 def _prefer(copies: list[str]) -> None:
     """Lets this process, and those that it starts, import the project's packages from the copies."""
     sys.path[:0] = copies
-    sys.dont_write_bytecode = True
+    sys.dont_write_bytecode = False  # each process would compile the tests again
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     given = [path for path in [os.environ.get("PYTHONPATH")] if path]
-    os.environ.update(PYTHONPATH=os.pathsep.join([*copies, *given]), PYTHONDONTWRITEBYTECODE="1")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*copies, *given])
 
 
 def _serve_forks(copies: list[str], requests: tuple[int, int], answers: tuple[int, int]) -> None:
@@ -214,9 +222,16 @@ def _run_pytest(copies: list[str], verdict: Verdict, place: Path) -> None:
         del os.environ[variable]
     os.chdir(ROOT)
     before = set(sys.modules)
-    options = ["-vv", "--tb=short", "-p", "no:cacheprovider", f"--basetemp={place / 'pytest'}"]
+    # Without what takes longer than most tests: sources of tracebacks, and a search for garbage.
+    options = ["-vv", "--tb=native", "-p", "no:cacheprovider", "-p", "no:unraisableexception"]
     # Plugins use modules that are imported already.
-    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-m", "spec"]
+    options += [
+        "-m",
+        "spec and not exhaustive",
+        "-W",
+        "ignore::pytest.PytestAssertRewriteWarning",
+        f"--basetemp={place / 'pytest'}",
+    ]
     pytest.main([*options, *_files(verdict.row)], plugins=[verdict])
     new = [name for name in sys.modules if name not in before]
     found = {name: asdict(verdict)[name] for name in ("passed", "skipped", "comparison", "other")}
@@ -245,4 +260,5 @@ def _import(names: list[str]) -> None:
             continue
         with suppress(ImportError):  # some cannot be imported by themselves
             importlib.import_module(name)
+    gc.freeze()  # what is imported here is not searched for garbage by each process
     assert threading.active_count() == 1, f"an imported package started threads: {threading.enumerate()}"

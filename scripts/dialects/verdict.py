@@ -47,7 +47,7 @@ class Verdict:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         own = [item for item in items if any(mark.args[0] == self.row for mark in item.iter_markers("spec"))]
         config.hook.pytest_deselected(items=[item for item in items if item not in own])
-        items[:] = own
+        items[:] = sorted(own, key=_starts_processes)  # the first failed comparison is enough
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -63,7 +63,7 @@ class Verdict:
         elif report.failed and call.excinfo is not None:
             self._judge(call.excinfo.value, call.excinfo.tb)
             if self.comparison:
-                item.session.shouldstop = "a comparison failed"
+                item.session.shouldfail = "a comparison failed"
         elif call.when == "call":
             self.passed += 1
         return report  # type: ignore[return-value]
@@ -120,6 +120,11 @@ class Verdict:
             if Path(file).is_relative_to(base):
                 return str(Path(file).relative_to(base))
         return file
+
+
+def _starts_processes(item: pytest.Item) -> bool:
+    names = getattr(item, "fixturenames", ())
+    return "forks" in names or any(name.endswith("_server") for name in names)
 
 
 def _first_line(text: str) -> str:

@@ -29,14 +29,15 @@ def test_evaluation_is_without_dropout_and_without_gradients(tmp_path: Path) -> 
     class Dropped(Bowl):
         def __init__(self) -> None:
             super().__init__()
-            self.model.drop, self.losses = nn.Dropout(0.5), list[Tensor]()
+            self.model.drop, self.losses = nn.Dropout(0.5), list[tuple[float, bool]]()
 
         def forward(self, x: Tensor) -> Tensor:
             return self.model.drop(self.model(x) + 1)
 
         def validation_step(self, key: str, batch: Any) -> Any:
-            self.losses.append(((self(batch[0]) - batch[1]) ** 2).mean())
-            return self.losses[-1]
+            loss = ((self(batch[0]) - batch[1]) ** 2).mean()
+            self.losses.append((float(loss.detach()), loss.requires_grad))
+            return loss
 
         def training_step(self, batch: Any) -> Tensor:
             assert self.teacher is not None
@@ -47,7 +48,7 @@ def test_evaluation_is_without_dropout_and_without_gradients(tmp_path: Path) -> 
     given.teacher = nn.Dropout(0.5)
     _, module = fitted(tmp_path, hps(epochs=1, optim_kwargs={"lr": 0.0}), module=given, eval_when_start=True)
     assert taught == [False] * 12
-    assert len({float(each) for each in module.losses}) == 1 and not module.losses[0].requires_grad
+    assert len(module.losses) == 8 and set(module.losses) == {(module.losses[0][0], False)}
     assert module.model.drop.training
 
 
@@ -56,7 +57,7 @@ def test_evaluation_is_without_dropout_and_without_gradients(tmp_path: Path) -> 
 @pytest.mark.spec("AC-036")
 @pytest.mark.spec("AC-037")
 def test_evaluations_come_when_they_are_due(tmp_path: Path) -> None:
-    fitted(tmp_path / "epochs", eval_when_start=True, enable_checkpointing=False)
+    fitted(tmp_path / "epochs", eval_when_start=True)
     losses = logged(tmp_path / "epochs", "val_loss")
     assert losses == {0: 4.0, 12: pytest.approx(0.0188895, abs=1e-6), 24: pytest.approx(8.92e-5, abs=1e-6)}
     for every, last, steps in ((5, True, [5, 10, 15, 20, 24]), (5, False, [5, 10, 15, 20]), (6, True, [6, 12, 18, 24])):
@@ -64,6 +65,15 @@ def test_evaluations_come_when_they_are_due(tmp_path: Path) -> None:
         options = {"evaluate_every_n_steps": every, "eval_when_finish": last, "enable_checkpointing": False}
         made, _ = fitted(folder, **options)
         assert list(logged(folder, "val_loss")) == steps and made.state.evaluations_done == len(steps)
+    made, _ = fitted(tmp_path / "epochs", hps(epochs=3), eval_when_start=True)
+    assert made.state.evaluations_done == 4  # a run that goes on does not start again
+    fitted(tmp_path / "part", hps(max_steps=15), enable_checkpointing=False)
+    assert list(logged(tmp_path / "part", "val_loss")) == [12]
+    options = {"evaluate_every_n_steps": 5, "enable_checkpointing": False}
+    fitted(tmp_path / "accumulated", grad_accumulation_steps=2, **options)
+    assert list(logged(tmp_path / "accumulated", "val_loss")) == [5, 10, 15, 20, 24]
+    made, _ = fitted(tmp_path / "unevaluated", val=None, eval_when_start=True, **options)
+    assert made.state.evaluations_done == 0
 
     class Given(Bowl):
         def validation_step(self, key: str, batch: Any) -> Any:
@@ -87,6 +97,11 @@ def test_several_datasets_have_their_own_names_and_metrics(tmp_path: Path) -> No
             output = super().validation_step(key, batch)
             return {**output, "second": output["accuracy"]} if key == "b" else output
 
+    class Three(Bowl):
+        def validation_step(self, key: str, batch: Any) -> Any:
+            output = super().validation_step(key, batch)
+            return {**output, "second": output["accuracy"], "third": output["accuracy"]}
+
     sets = {"a": bowls(32), "b": bowls(16)}
     _, module = fitted(tmp_path / "d", module=Two(), val=sets, metrics={"a": one, "b": [one, two]})
     for name in ("val_loss_a", "val_loss_b", "accuracy_a", "accuracy_b", "second_b"):
@@ -94,7 +109,17 @@ def test_several_datasets_have_their_own_names_and_metrics(tmp_path: Path) -> No
     assert module.keys == (["a"] * 4 + ["b"] * 2) * 2
     assert two.rows == [16, 16]
     fitted(tmp_path / "l", hps(epochs=1), val=list(sets.values()), metrics=Rows())
-    assert list(logged(tmp_path / "l", "accuracy_1")) == [12]
+    for name in ("val_loss_0", "val_loss_1", "accuracy_0", "accuracy_1"):
+        assert list(logged(tmp_path / "l", name)) == [12]
+    every = [Rows(), Rows("second")]
+    with pytest.warns(UserWarning, match="returned 'third', and no metric has this name") as told:
+        _, module = fitted(tmp_path / "one", module=Three(), metrics=every)
+    assert module.keys == ["0"] * 8 and [metric.rows for metric in every] == [[32, 32]] * 2 and len(told) == 1
+    assert all(list(logged(tmp_path / "one", name)) == [12, 24] for name in ("val_loss", "accuracy", "second"))
+    empty: list[Any] = [[], {}]
+    for wrong in (*empty, {1: bowls(8), "1": bowls(8)}):
+        with pytest.raises(ValueError, match="val_dataset"):
+            fitted(tmp_path / "wrong", val=wrong)
     with pytest.raises(KeyError, match=r"second.*'0'"):
         fitted(tmp_path / "x", metrics=[Rows(), Rows("second")])
     with pytest.raises(ValueError, match="'c'"):

@@ -44,6 +44,9 @@ def on_two_processes(folder: str) -> None:
         weights: list[Any] = [None, None]
         dist.all_gather_object(weights, module.w)
         found[f"wrapped {safe} {retried}"] = len(wrapped)
+        if dist.get_rank() == 0:
+            losses = logged(place / f"{safe}-{retried}", "train_loss")
+            assert losses == {6: pytest.approx(1 + sum(4 * 0.64**step for step in range(6)) / 6)}, losses
         assert weights[0] == weights[1] and abs(weights[0] - 1.475712) < 1e-5, weights
 
     said = io.StringIO()
@@ -74,6 +77,7 @@ def on_two_processes(folder: str) -> None:
 @pytest.mark.spec("AC-018")
 @pytest.mark.spec("AC-022")
 @pytest.mark.spec("AC-032")
+@pytest.mark.spec("AC-044")
 def test_two_processes_load_step_and_tell_as_documented(forks: Any, tmp_path: Path) -> None:
     forks.succeed(on_two_processes, tmp_path / "two", processes=2)
     first, second = (json.loads((tmp_path / "two" / f"found-{rank}.json").read_text()) for rank in range(2))

@@ -57,6 +57,7 @@ class Own(Bowl):
 
 @pytest.mark.spec("AC-007")
 @pytest.mark.spec("AC-008")
+@pytest.mark.spec("AC-064")
 @pytest.mark.spec("AC-080")
 def test_a_module_brings_its_own_loader(tmp_path: Path) -> None:
     made = trainer(tmp_path / "a", hps(epochs=1))

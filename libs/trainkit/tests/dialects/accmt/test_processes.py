@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 from trainkit.callbacks.weights import load_weights
 from trainkit.dialects.accmt.callbacks import Callback
 from trainkit.dialects.accmt.metrics import Metric, MetricParallel
@@ -29,6 +31,7 @@ class Counts(Metric):
         import torch.distributed as dist
 
         assert dist.get_rank() == 0
+        assert wanted.tolist() == list(range(33))
         return {"accuracy": float(len(predicted))}
 
 
@@ -87,10 +90,12 @@ def on_two_processes(folder: str) -> None:
         destroy_after_training=False,
     )
     module = OnTwo()
-    made.fit(module, bowls(96), bowls(33))
+    targets = torch.arange(33.0)
+    made.fit(module, bowls(96), TensorDataset(torch.ones(33), targets))
     assert made.state.global_step == 6 and abs(module.w - (2 - 2 * 0.8**6)) < 1e-5
     assert calls == ["everywhere", "main" if rank == 0 else "last"]
     assert made.state.additional_metrics["0"]["accuracy"] == 33
+    assert abs(made.state.best_valid_loss - float(((module.w - targets) ** 2).mean())) < 1e-3
     assert abs(made.state.additional_metrics["0"]["mine"] - 0.75) < 0.02
     if rank == 0:
         assert (
@@ -98,7 +103,10 @@ def on_two_processes(folder: str) -> None:
             and logged(place, "total") == {6: 3.0}
             and logged(place, "plain") == {6: 1.0}
         )
-        assert abs(float(load_weights(place / "best_valid_loss")["w"]) - module.w) < 1e-6
+        weights = load_weights(place / "best_valid_loss")
+        assert list(weights) == ["w"] and abs(float(weights["w"]) - module.w) < 1e-6
+        about = json.loads((place / "best_valid_loss" / "best.json").read_text())
+        assert (about["step"], about["epoch"], about["values"]) == (6, 1, [made.state.best_valid_loss])
     assert dist.is_initialized()
     trainer(Path(folder) / "again", hps(epochs=1)).fit(Bowl(), bowls(96), bowls(32))
     assert not dist.is_initialized()
@@ -110,6 +118,8 @@ def on_two_processes(folder: str) -> None:
 
 
 @pytest.mark.spec("AC-009")
+@pytest.mark.spec("AC-037")
+@pytest.mark.spec("AC-040")
 @pytest.mark.spec("AC-056")
 @pytest.mark.spec("AC-089")
 @pytest.mark.spec("AC-069")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from trainkit.dialects.accmt.checks import checkpoint_every
 from trainkit.dialects.accmt.resuming import indices
+from trainkit.durations import Epochs, Evaluations
 from trainkit.errors import WrongCheckpoint
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
@@ -48,11 +52,29 @@ def test_checkpoints_are_made_and_kept_as_asked(tmp_path: Path) -> None:
         fitted(tmp_path / str(at), checkpoint_every="5st", **options)
         found = indices(tmp_path / str(at) / "checkpoints")
         assert {index: int(path.name.removeprefix("step-")) for index, path in found.items()} == kept
-    for text in ("epoch", "ep", "1epoch", "1ep", "1 ep", "2eps", "3steps", "3st", "4 evals"):
-        trainer(tmp_path, checkpoint_every=text)
-    for text in ("2 hours", "0ep", "-1ep", "1.5ep"):
-        with pytest.raises(ValueError):
+
+    def refusal(text: str) -> str:
+        try:
             trainer(tmp_path, checkpoint_every=text)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    for text in ("epoch", "ep", "1epoch", "1ep", "1 ep", "2eps", "3steps", "3st", "4 evals", "2EPS", "1Evaluation"):
+        assert refusal(text) == ""
+    for text in ("2 hours", "0ep", "-1ep", "1.5ep", "3up", "8 samples"):
+        assert text in refusal(text)
+    assert checkpoint_every("epoch") == Epochs(1) and checkpoint_every("2 evals") == Evaluations(2)
+    with pytest.raises(ValueError, match="needs validation data"):
+        fitted(tmp_path / "eval", val=None, checkpoint_every="1eval")
+    noted = Noted()
+    made, _ = fitted(tmp_path / "evals", hps(epochs=4), checkpoint_every="2 evals", callback=noted)
+    assert made.state.num_checkpoints_made == 2
+    order = [call for call in noted.calls if call in ("on_evaluation_end", "on_save_checkpoint")]
+    assert order == ["on_evaluation_end", "on_evaluation_end", "on_save_checkpoint"] * 2
+    for wrong in ({"max_checkpoints": 0, "multiple_checkpoints": True}, {"max_checkpoints": 2}):
+        with pytest.raises(ValueError, match="max_checkpoints"):
+            trainer(tmp_path, **wrong)
 
 
 @pytest.mark.spec("AC-061")
@@ -72,6 +94,14 @@ def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path: Path) ->
 
     made, module = fitted(tmp_path / "cut", numbers, module=Ordered(), train=Numbers(), resume=1, **options)
     assert module.seen[0][2] == 10 and module.w == whole.w
+    for resume, start in ((0, 5), (-1, 20), (True, 20)):
+        part = tmp_path / f"from {resume}"
+        shutil.copytree(tmp_path / "cut", part)
+        _, module = fitted(part, numbers, module=Ordered(), train=Numbers(), resume=resume, **options)
+        assert module.seen[0][2] == start
+    for resume in (0, -1):
+        with pytest.raises(ValueError, match="multiple_checkpoints=True"):
+            trainer(tmp_path, resume=resume)
     made, module = fitted(tmp_path / "cut", numbers, module=Ordered(), train=Numbers(), resume=False, **options)
     assert module.seen[0][2] == 0 and (tmp_path / "cut" / "checkpoints-1").is_dir()
     with pytest.raises(IndexError, match="7"):
@@ -131,6 +161,14 @@ def test_a_kill_while_the_only_checkpoint_is_replaced_leaves_the_one_before(tmp_
     assert len(indices(tmp_path / "run" / "checkpoints")) == 1
 
 
+class Noisy(Ordered):
+    """Draws random numbers from everywhere."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        noise = torch.rand(()) + random.random() + float(np.random.rand())
+        return super().training_step(batch) * (1 + 0.1 * noise)
+
+
 class Last(Noted):
     """Keeps the optimizer at hand."""
 
@@ -144,16 +182,16 @@ class Last(Noted):
 
 
 def with_all_that_is_kept(place: Path, checkpoint_every: str) -> tuple[Any, Tensor, list[dict[str, Any]]]:
-    """A run with momentum, a schedule, and every step logged: the module, the momentum at the end, and the series."""
+    """A run with momentum, a schedule, and means of five steps logged: the module, its momentum, and the series."""
     numbers = hps(
         optim_kwargs={"lr": 0.01, "momentum": 0.9},
         scheduler="LinearWithWarmup",
         scheduler_kwargs={"num_warmup_steps": 4},
     )
-    options: dict[str, Any] = {"log_every": 1, "multiple_checkpoints": True, "disable_model_saving": True}
+    options: dict[str, Any] = {"log_every": 5, "multiple_checkpoints": True, "disable_model_saving": True}
     last = Last()
     _, module = fitted(
-        place, numbers, module=Ordered(), train=Numbers(), callback=last, checkpoint_every=checkpoint_every, **options
+        place, numbers, module=Noisy(), train=Numbers(), callback=last, checkpoint_every=checkpoint_every, **options
     )
     rows = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
     return module, last.momentum(), [{**row, "time": 0} for row in rows]

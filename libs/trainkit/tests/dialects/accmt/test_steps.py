@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from pathlib import Path
@@ -105,6 +106,7 @@ def test_gradients_are_clipped_at_one_unless_told_otherwise(tmp_path: Path, monk
     module = Bowl()
     made.fit(module, bowls(96))
     assert module.w == pytest.approx(0.1)
+    assert fitted(tmp_path / "none", hps(max_steps=1), val=None, clip_grad=None)[1].w == pytest.approx(0.4)
 
     class Steep(Bowl):
         def training_step(self, batch: Any) -> Tensor:
@@ -194,7 +196,7 @@ def test_gradients_become_none_or_zero(tmp_path: Path) -> None:
     found: list[Any] = []
     fitted(tmp_path / "none", hps(max_steps=1), val=None, callback=Watch())
     fitted(tmp_path / "zero", hps(max_steps=1), val=None, callback=Watch(), set_to_none=False)
-    assert found[0] is None and torch.equal(found[1], torch.zeros(()))
+    assert found[0] is None and found[1] is not None and torch.equal(found[1], torch.zeros(()))
 
 
 @pytest.mark.spec("AC-027")
@@ -270,9 +272,11 @@ def test_a_step_that_does_not_fit_is_tried_once_more(tmp_path: Path, monkeypatch
     (programs / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
     options: dict[str, Any] = {"grad_accumulation_steps": 4, "enable_checkpointing": False}
-    _, undisturbed = fitted(tmp_path / "whole", module=Full(0), **options)
+    _, undisturbed = fitted(tmp_path / "whole", module=Full(0), safe_steps=False, **options)
     noted = Noted()
-    made, module = fitted(tmp_path / "once", module=Full(1), callback=noted, **options)
+    made, module = trainer(tmp_path / "once", callback=noted, **options), Full(1)
+    with contextlib.suppress(torch.OutOfMemoryError):
+        made.fit(module, bowls(96), bowls(32))
     assert made.state.global_step == 24 and module.w == undisturbed.w
     assert noted.calls.count("on_before_training_step") == 25
     full = Full(-1)
@@ -282,9 +286,9 @@ def test_a_step_that_does_not_fit_is_tried_once_more(tmp_path: Path, monkeypatch
         fitted(tmp_path / "always", module=full, **options)
     assert full.calls == 2 and len(freed) == 2
     full = Full(-1)
-    with pytest.raises(torch.OutOfMemoryError):
+    with pytest.raises((torch.OutOfMemoryError, OutOfMemory)) as raised:
         fitted(tmp_path / "unsafe", module=full, safe_steps=False, **options)
-    assert full.calls == 1
+    assert full.calls == 1 and raised.type is torch.OutOfMemoryError
 
     class Evaluated(Bowl):
         times = 1
@@ -343,6 +347,15 @@ def test_an_overflow_skips_one_update_and_halves_the_scale(tmp_path: Path, monke
         scales.append(self.scaler.get_scale() if self.scaler is not None else 0.0)
         return done
 
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        found.clear()
+        monkeypatch.setenv(VARIABLE, f"single-{precision}")
+        flat = Computed()
+        fitted(
+            tmp_path / precision, hps(max_steps=1), module=flat, disable_model_saving=True, enable_checkpointing=False
+        )
+        assert found == [dtype] and flat.model.weight.dtype == torch.float32
+
     original = Precision.step
     monkeypatch.setattr(Precision, "step", step)
     monkeypatch.setenv(VARIABLE, "single-fp16")
@@ -354,14 +367,6 @@ def test_an_overflow_skips_one_update_and_halves_the_scale(tmp_path: Path, monke
     assert noted.calls.count("on_after_optimizer_step") == noted.calls.count("on_after_scheduler_step") == 11
     assert scales[3] == scales[2] / 2 == scales[-1] > 0
     assert module.model.w.dtype == torch.float32
-    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)):
-        found.clear()
-        monkeypatch.setenv(VARIABLE, f"single-{precision}")
-        flat = Computed()
-        fitted(
-            tmp_path / precision, hps(max_steps=1), module=flat, disable_model_saving=True, enable_checkpointing=False
-        )
-        assert found == [dtype] and flat.model.weight.dtype == torch.float32
     assert module.w == pytest.approx(2 - 2 * 0.8**11, abs=1e-3)
 
 

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainkit.dialects.accmt.running import _mlflow
 from trainkit.dialects.accmt.tracker import BaseTracker, MLFlow
+from trainkit.errors import TrainkitError
 
-from libs.trainkit.tests.dialects.accmt.bowl import Bowl, bowls, fitted, hps, trainer
+from libs.trainkit.tests.dialects.accmt.bowl import Bowl, bowls, fitted, hps, logged, trainer
+from scripts.testbed.ports import free_port
 
 # The module returns the values of a metric that the runs here do not have.
 pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
@@ -36,7 +39,7 @@ def only_run(found: Any, name: str) -> Any:
 @pytest.mark.spec("AC-X14")
 @pytest.mark.spec("AC-X19")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of MLflow's own use of its database
-def test_a_run_is_kept_in_a_folder_with_its_settings_and_files(tmp_path: Path) -> None:
+def test_a_run_is_kept_in_a_folder_with_its_settings_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {
         "log_with": "mlflow",
         "logging_dir": str(tmp_path / "logs"),
@@ -63,18 +66,22 @@ def test_a_run_is_kept_in_a_folder_with_its_settings_and_files(tmp_path: Path) -
     made.log_artifacts(tmp_path / "many")
     with pytest.raises(FileNotFoundError, match=r"none\.txt"):
         made.log_artifact(tmp_path / "none.txt")
+    monkeypatch.setenv("RANK", "1")
+    (tmp_path / "another.txt").write_text("of another process")
+    made.log_artifact(tmp_path / "another.txt")
 
     assert (tmp_path / "logs" / "mlflow.db").is_file()
     found = client(f"sqlite:///{tmp_path / 'logs' / 'mlflow.db'}")
     run = only_run(found, "digits")
     assert run.info.status == "FINISHED" and run.info.run_name == "r1" and run.data.tags["k"] == "v"
-    assert {name: run.data.params[name] for name in ("note", "epochs", "batch_size", "lr")} == {
+    assert {name: run.data.params.get(name) for name in ("note", "epochs", "batch_size", "lr")} == {
         "note": "x",
         "epochs": "2",
         "batch_size": "8",
         "lr": "0.1",
     }
     assert sorted(point.step for point in found.get_metric_history(run.info.run_id, "val_loss")) == [12, 24]
+    assert list(logged(tmp_path / "digits", "val_loss")) == [12, 24]
     files = [each.path for each in found.list_artifacts(run.info.run_id)]
     assert sorted(files) == ["a.txt", "b.txt", "before.txt", "d.txt", "deep", "one.txt"]
     assert [each.path for each in found.list_artifacts(run.info.run_id, "deep")] == ["deep/c.txt"]
@@ -115,6 +122,23 @@ def test_a_run_shows_on_a_server(mlflow_server: Any, tmp_path: Path) -> None:
     assert only_run(client(mlflow_server.uri), "served").info.status == "FINISHED"
 
 
+@pytest.mark.spec("AC-042")
+def test_a_tracker_is_a_folder_an_address_or_a_url(tmp_path: Path) -> None:
+    port = free_port()
+    for place, uri in (
+        (f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port}"),
+        (f"https://tracker.example:{port}", f"https://tracker.example:{port}"),
+        (f"127.0.0.1:{port}", f"http://127.0.0.1:{port}"),
+        ("10.0.0.7", "http://10.0.0.7"),
+        (str(tmp_path / "logs"), f"sqlite:///{tmp_path / 'logs' / 'mlflow.db'}"),
+    ):
+        assert _mlflow(trainer(tmp_path, log_with="mlflow", logging_dir=place)).uri == uri
+    module = Bowl()
+    with pytest.raises(TrainkitError, match=f"{port} does not answer"):
+        fitted(tmp_path / "away", module=module, log_with="mlflow", logging_dir=f"127.0.0.1:{port}")
+    assert module.seen == []
+
+
 @pytest.mark.spec("AC-013")
 @pytest.mark.spec("AC-041")
 @pytest.mark.spec("AC-043")
@@ -123,5 +147,7 @@ def test_what_no_tracker_takes_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, log_evry=3)
     with pytest.raises(ValueError, match=r"'foo'.*mlflow"):
         trainer(tmp_path, log_with="foo")
+    fitted(tmp_path / "untracked", hps(max_steps=1), val=None, log_every=1)
+    assert (tmp_path / "untracked" / "metrics.jsonl").is_file()
     with pytest.raises(ValueError, match="'epochs' is one of the run's own"):
         fitted(tmp_path, additional_tracker_config={"epochs": 3})

@@ -106,7 +106,10 @@ def checkpoint_every(text: str | None) -> Duration | None:
     """
     if text is None:
         return None
-    found = duration(text)
+    try:
+        found = duration(text)
+    except InvalidSetup as error:
+        raise InvalidSetup(f"checkpoint_every={text!r}: {error}") from None
     if not isinstance(found, Epochs | Steps | Evaluations):
         raise InvalidSetup(f"checkpoint_every={text!r}: the unit is epoch, step or evaluation")
     return found

@@ -47,7 +47,7 @@ def validation_loaders(module: Any, given: Any, options: Any, size: int, world: 
     """What is evaluated on, by key.
 
     Raises:
-        InvalidSetup: an empty list.
+        InvalidSetup: an empty list, or keys that cannot be told apart.
     """
     if given is None:
         own = module.get_validation_dataloader(None)
@@ -56,6 +56,8 @@ def validation_loaders(module: Any, given: Any, options: Any, size: int, world: 
         sets = {str(key): each for key, each in given.items()}
     else:
         sets = {str(at): each for at, each in enumerate(given if isinstance(given, list | tuple) else [given])}
+    if isinstance(given, Mapping) and len(sets) < len(given):
+        raise InvalidSetup(f"two keys of val_dataset have the same text: {', '.join(map(repr, given))}")
     if not sets:
         raise InvalidSetup("val_dataset is empty: give at least one dataset, or None")
     if bad := next((key for key in sets if set(key) & set("@/")), None):

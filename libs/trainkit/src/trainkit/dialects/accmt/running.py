@@ -65,7 +65,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
         evaluate=sets or None,
         max_duration=hps.max_duration,
         evaluate_every=_steps(settings.evaluate_every_n_steps) or "1ep",
-        evaluate_first=settings.eval_when_start,
+        evaluate_first=settings.eval_when_start and bool(sets),
         evaluate_last=settings.eval_when_finish and settings.evaluate_every_n_steps is not None,
         metrics=routed,
         accumulate=1 if manual else settings.grad_accumulation_steps or 1,
