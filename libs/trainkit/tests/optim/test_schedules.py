@@ -65,7 +65,7 @@ def row(identity: int, name: str, expected: dict[int, float], **arguments: Any) 
         row(133, "CyclicLR", {10: 0.055, 20: 0.1, 40: 0.01}, base_lr=0.01, max_lr=0.1, step_size_up=20),
         row(133, "CyclicLR", {60: 0.055}, base_lr=0.01, max_lr=0.1, step_size_up=20, mode="triangular2"),
         row(133, "CyclicLR", {20: 0.0836116}, base_lr=0.01, max_lr=0.1, step_size_up=20, mode="exp_range", gamma=0.99),
-        row(133, "CyclicLR", {50: 0.055}, base_lr=0.01, max_lr=0.1, step_size_up=20, step_size_down=60),
+        row(133, "CyclicLR", {40: 0.07, 50: 0.055}, base_lr=0.01, max_lr=0.1, step_size_up=20, step_size_down=60),
         row(134, "ExponentialLR", {10: 0.0348678}, lr=0.1, gamma=0.9),
         row(135, "InverseSQRT", {50: 0.5, 100: 1.0, 400: 0.5}, num_warmup_steps=100),
         row(135, "InverseSQRT", {0: 1.0, 30_000: 0.5}, num_warmup_steps=0),

@@ -228,9 +228,9 @@ def test_hooks_around_an_update(tmp_path: Path) -> None:
             self.seen: list[Any] = []
 
         def note(self, what: str, optimizer: Any) -> None:
-            (weight,) = optimizer.param_groups[0]["params"]
             assert self.module is not None
-            assert weight is self.module.model.w
+            weight = self.module.model.w
+            assert optimizer.param_groups[0]["params"] == [weight]
             gradient = None if weight.grad is None else round(weight.grad.item(), 5)
             self.seen.append((what, round(weight.item(), 5), gradient))
 
@@ -241,7 +241,7 @@ def test_hooks_around_an_update(tmp_path: Path) -> None:
             self.note("updated", optimizer)
 
         def on_before_scheduler_step(self, scheduler: Any) -> None:
-            self.seen.append(("schedule", scheduler.get_last_lr()))
+            self.seen.append(("schedule", scheduler and scheduler.get_last_lr()))
 
         def on_after_scheduler_step(self, scheduler: Any) -> None:
             self.seen.append(("scheduled", scheduler.get_last_lr()))

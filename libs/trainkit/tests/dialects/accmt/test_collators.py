@@ -46,7 +46,9 @@ def test_sequences_and_their_labels_are_padded(tokenizer: Any, monkeypatch: pyte
     assert batch["input_ids"].tolist() == [[10, 11, 12, 1, 1], [10, 11, 12, 13, 14]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
     assert batch["labels"].tolist() == [[1, 2, -100, -100], [1, 2, 3, 4]]
-    tokens, numbers, others = collate([(sample(3), 7, sample(1)), (sample(5), 8, sample(2))])
+    parts = collate([(sample(3), 7, sample(1)), (sample(5), 8, sample(2))])
+    assert [type(part) for part in parts] == [dict, Tensor, dict]
+    tokens, numbers, others = parts
     assert set(tokens) == {"input_ids", "attention_mask"} and torch.equal(numbers, torch.tensor([7, 8]))
     assert others["input_ids"].tolist() == [[10, 1], [10, 11]]
     assert set(collate([{"input_ids": [5]}])) == {"input_ids"}
@@ -107,7 +109,7 @@ def test_tokens_are_hidden_in_the_stated_shares(tokenizer: Any) -> None:
 def test_targets_stay_beside_the_tokens_or_are_dropped(tokenizer: Any) -> None:
     pairs = [(sample(2), 1.0), (sample(3), 2.0)]
     both = DataCollatorForLanguageModeling(tokenizer)(pairs)
-    assert type(both) is tuple and len(both) == 2
+    assert type(both) is tuple and [type(part) for part in both] == [dict, Tensor]
     assert set(both[0]) == {"input_ids", "attention_mask", "labels"}
     assert both[0]["input_ids"].shape == (2, 3) and both[1].tolist() == [1.0, 2.0]
     alone = DataCollatorForLanguageModeling(tokenizer, force_one_output=True)(pairs)
@@ -119,11 +121,13 @@ def test_inputs_are_padded_and_labels_stacked(tokenizer: Any) -> None:
     assert parameters(DataCollatorForLongestSequence) == "(tokenizer, torch_stack: bool = True) -> None"
     pairs = [(sample(3), 0), (sample(5), 1)]
     tokens, labels = DataCollatorForLongestSequence(tokenizer)(pairs)
+    assert type(tokens) is dict
     assert tokens["input_ids"].tolist() == [[10, 11, 12, 1, 1], [10, 11, 12, 13, 14]]
     assert tokens["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
     assert isinstance(labels, Tensor) and torch.equal(labels, torch.tensor([0, 1]))
     assert DataCollatorForLongestSequence(tokenizer, torch_stack=False)(pairs)[1] == [0, 1]
     plain = DataCollatorForLongestSequence(tokenizer)([sample(1), sample(2)])
+    assert type(plain) is dict
     assert plain["input_ids"].tolist() == [[10, 1], [10, 11]] and set(plain) == {"input_ids", "attention_mask"}
     with pytest.raises(Exception, match="for labels that are sequences use PadSequences"):
         DataCollatorForLongestSequence(tokenizer)([(sample(2), [0, 1]), (sample(2), [1, 1])])

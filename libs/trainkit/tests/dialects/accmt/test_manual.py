@@ -82,6 +82,8 @@ def test_gradients_of_two_losses_add(tmp_path: Path) -> None:
     assert module.gradients == [-4.0, -16.0]
 
 
+# The order is what this test is about.
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
 @pytest.mark.spec("AC-085")
 def test_a_step_is_the_optimizer_s_then_the_schedule_s(tmp_path: Path) -> None:
     noted = Noted()

@@ -251,7 +251,8 @@ def test_the_state_says_how_far_a_run_is(tmp_path: Path) -> None:
             self.note("epoch end", "is_end_of_epoch", "num_checkpoints_made", "finished")
 
     trace = Trace()
-    made, module = fitted(tmp_path, callback=trace, metrics=Rows(answers=[0.25, 0.75]), patience={"best_valid_loss": 7})
+    options: dict[str, Any] = {"metrics": Rows(answers=[0.25, 0.75]), "patience": {"best_valid_loss": 7}}
+    made, module = fitted(tmp_path, callback=trace, **options)
     assert {**trace.start, "patience_left": {}} == STATE and trace.start["patience_left"] == {"best_valid_loss": 7}
     assert trace.seen == {
         "epoch start": [(0, False, False), (1, True, False)],
@@ -288,6 +289,11 @@ def test_the_state_says_how_far_a_run_is(tmp_path: Path) -> None:
         }
     )
     assert module.seen[15] == (1, 3, 15, False)
+    made = trainer(tmp_path / "twice", hps(epochs=1), enable_checkpointing=False)
+    made.fit(Bowl(), bowls(8), bowls(8))
+    assert (made.state.evaluations_done, made.state.val_key) == (1, "0")
+    made.fit(Bowl(), bowls(8))
+    assert (made.state.evaluations_done, made.state.val_key, made.state.best_valid_loss) == (0, "", math.inf)
 
 
 @pytest.mark.spec("AC-081")

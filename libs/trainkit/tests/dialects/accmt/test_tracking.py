@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from trainkit.dialects.accmt.tracker import BaseTracker, MLFlow
+from trainkit.errors import Interrupted
 
-from libs.trainkit.tests.dialects.accmt.bowl import Bowl, bowls, fitted, hps, trainer
+from libs.trainkit.tests.dialects.accmt.bowl import Bowl, Noted, bowls, fitted, hps, trainer
 
 # The module returns the values of a metric that the runs here do not have.
 pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
@@ -109,6 +110,27 @@ def test_a_run_shows_on_a_server(mlflow_server: Any, tmp_path: Path) -> None:
     made = trainer(tmp_path, hps(epochs=1), track_name="served", log_with="mlflow", logging_dir=mlflow_server.uri)
     made.fit(Bowl(), bowls(96))
     assert only_run(client(mlflow_server.uri), "served").info.status == "FINISHED"
+
+
+@pytest.mark.spec("AC-100")
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), "KILLED"), (ValueError("wrong"), "FAILED"), (Interrupted(), "KILLED")]
+)
+def test_a_run_that_an_error_ended_is_marked(
+    mlflow_server: Any, tmp_path: Path, error: BaseException, status: str
+) -> None:
+    class Raises(Bowl):
+        def training_step(self, batch: Any) -> Any:
+            raise error
+
+    noted = Noted()
+    options: dict[str, Any] = {"log_with": "mlflow", "logging_dir": mlflow_server.uri, "callback": noted}
+    name = f"ended by {type(error).__name__}"
+    with pytest.raises(type(error)):
+        fitted(tmp_path, hps(max_steps=1), module=Raises(), val=None, track_name=name, **options)
+    assert only_run(client(mlflow_server.uri), name).info.status == status
+    hook = "on_exception" if status == "FAILED" else "on_keyboard_interrupt"
+    assert noted.given[hook] == [(error,)]
 
 
 @pytest.mark.spec("AC-013")
