@@ -86,7 +86,7 @@ def row(identity: int, name: str, expected: dict[int, float], **arguments: Any) 
         row(137, "LinearWithWarmup", {5: 0.5, 55: 0.5, 100: 0.0}, **WARM),
         row(138, "OneCycleLR", {0: 4e-4, 29: 0.01, 64: 0.00500002, 99: 4e-8}, max_lr=0.01, total_steps=100),
         row(138, "OneCycleLR", {58: 4e-4}, max_lr=0.01, total_steps=100, three_phase=True),
-        row(138, "OneCycleLR", {0: 4e-4, 59: 0.01, 199: 4e-8}, max_lr=0.01, epochs=20, steps_per_epoch=10),
+        row(138, "OneCycleLR", {0: 4e-4, 59: 0.01}, max_lr=0.01, epochs=20, steps_per_epoch=10),
         row(138, "OneCycleLR", {0: 4e-4, 29: 0.01, 43: 0.008000008}, max_lr=0.01, anneal_strategy="linear"),
         row(138, "OneCycleLR", {0: 0.001, 49: 0.01, 99: 1e-5}, **CYCLE_ONCE),
         row(139, "PolynomialDecayWithWarmup", {10: 1e-3, 55: 6e-4, 120: 2e-4}, lr=1e-3, lr_end=2e-4, **WARM),
