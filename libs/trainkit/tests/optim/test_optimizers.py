@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 from trainkit import catalogue
+from trainkit.callbacks import Callback
 from trainkit.errors import InvalidSetup
 from trainkit.optim import Group, optimizer, parameter_groups
+from trainkit.trainer import Trainer
 
 THIRTEEN = ["ASGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop"]
 THIRTEEN += ["SGD", "SparseAdam"]
@@ -66,6 +68,62 @@ def test_an_optimizer_by_name_takes_the_published_steps(
     assert after_updates(name, updates, **arguments) == pytest.approx(expected, abs=1e-8)
 
 
+PASSED: dict[str, dict[str, Any]] = {
+    "ASGD": {"lr": 0.2, "lambd": 0.3, "alpha": 0.4, "t0": 5.0, "weight_decay": 0.6},
+    "Adadelta": {"lr": 0.2, "rho": 0.3, "eps": 0.4, "weight_decay": 0.5},
+    "Adafactor": {
+        "lr": 0.2,
+        "eps": (1e-20, 1e-2),
+        "clip_threshold": 2.0,
+        "decay_rate": -0.7,
+        "beta1": 0.3,
+        "weight_decay": 0.4,
+        "scale_parameter": False,
+        "relative_step": False,
+    },
+    "Adagrad": {"lr": 0.2, "lr_decay": 0.3, "weight_decay": 0.4, "initial_accumulator_value": 0.5, "eps": 0.6},
+    "Adam": {"lr": 0.2, "betas": (0.3, 0.4), "eps": 0.5, "weight_decay": 0.6, "amsgrad": True},
+    "AdamW": {"lr": 0.2, "betas": (0.3, 0.4), "eps": 0.5, "weight_decay": 0.6, "amsgrad": True},
+    "Adamax": {"lr": 0.2, "betas": (0.3, 0.4), "eps": 0.5, "weight_decay": 0.6},
+    "NAdam": {
+        "lr": 0.2,
+        "betas": (0.3, 0.4),
+        "eps": 0.5,
+        "weight_decay": 0.6,
+        "momentum_decay": 0.7,
+        "decoupled_weight_decay": True,
+    },
+    "RAdam": {"lr": 0.2, "betas": (0.3, 0.4), "eps": 0.5, "weight_decay": 0.6, "decoupled_weight_decay": True},
+    "RMSprop": {"lr": 0.2, "alpha": 0.3, "eps": 0.4, "weight_decay": 0.5, "momentum": 0.6, "centered": True},
+    "Rprop": {"lr": 0.2, "etas": (0.3, 1.4), "step_sizes": (1e-5, 40.0)},
+    "SGD": {"lr": 0.2, "momentum": 0.3, "weight_decay": 0.4, "nesterov": True},
+    "SparseAdam": {"lr": 0.2, "betas": (0.3, 0.4), "eps": 0.5},
+}
+SWITCHES = ("maximize", "foreach", "differentiable", "capturable", "fused")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.spec(f"AC-{113 + at}")) for at, name in enumerate(THIRTEEN)]
+)
+def test_an_optimizer_gets_its_arguments_from_code_and_from_text(name: str) -> None:
+    """As text, numbers are strings, as YAML 1.1 reads `1e-3`, and pairs are lists."""
+
+    def text(value: Any) -> Any:
+        return [str(each) for each in value] if isinstance(value, tuple) else str(value)
+
+    given = PASSED[name]
+    as_text = {key: value if isinstance(value, bool) else text(value) for key, value in given.items()}
+    takes = inspect.signature(catalogue.resolve("optimizer", name)).parameters
+    for arguments in (given, as_text):
+        found = optimizer(name, **arguments)([("w", nn.Parameter(torch.zeros(1)))]).defaults
+        assert {key: found[key] for key in given} == given
+    # Values that differ from the defaults, or the comparison would show nothing.
+    assert all(takes[key].default != value for key, value in given.items())
+    for switch in (switch for switch in SWITCHES if switch in takes):
+        found = optimizer(name, **{switch: True})([("w", nn.Parameter(torch.zeros(1)))]).defaults
+        assert found[switch] is True
+
+
 @pytest.mark.spec("AC-125")
 def test_sparse_adam_moves_only_the_rows_that_were_used() -> None:
     table = nn.Embedding(4, 1, sparse=True)
@@ -76,19 +134,52 @@ def test_sparse_adam_moves_only_the_rows_that_were_used() -> None:
     assert table.weight.flatten().tolist() == pytest.approx([1.0, 0.999, 1.0, 0.999])
 
 
+@pytest.mark.spec("AC-125")
 def test_dense_gradients_are_refused_by_sparse_adam() -> None:
     with pytest.raises(RuntimeError, match="dense"):
         after_updates("SparseAdam")
 
 
+@pytest.mark.spec("AC-125")
+def test_sparse_gradients_are_clipped() -> None:
+    class Table(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(4, 1, sparse=True)
+            nn.init.ones_(self.table.weight)
+            self.norms: list[float] = []
+
+        def training_step(self, batch: torch.Tensor) -> torch.Tensor:
+            return 3 * self.table(batch).sum() + 4 * self.table(batch[:1]).sum()  # gradients 7 and 3, twice over
+
+    class Norms(Callback):
+        def on_update_start(self, fit: Any) -> None:
+            gradient = fit.module.table.weight.grad
+            fit.module.norms += [float(fit.grad_norm), float(gradient.to_dense().norm())]
+
+    module, rows = Table(), torch.tensor([[1, 3]])
+    trainer = Trainer(
+        module=module,
+        optimizer=optimizer("SparseAdam"),
+        train=[rows[0]],
+        max_duration="1st",
+        clip_norm=0.5,
+        callbacks=[Norms()],
+        device="cpu",
+    )
+    trainer.fit()
+    assert module.norms == pytest.approx([58**0.5, 0.5])
+    assert module.table.weight.flatten().tolist() == pytest.approx([1.0, 0.999, 1.0, 0.999])
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("SGD", {"lr": -1}),
-        ("Adam", {"betas": [0.9, 1.0]}),
-        ("SGD", {"nesterov": True}),
-        ("Adafactor", {"lr": 1e-3}),
-        ("Adafactor", {"warmup_init": True, "relative_step": False}),
+        pytest.param("SGD", {"lr": -1}, marks=pytest.mark.spec("AC-124")),
+        pytest.param("Adam", {"betas": [0.9, 1.0]}, marks=pytest.mark.spec("AC-117")),
+        pytest.param("SGD", {"nesterov": True}, marks=pytest.mark.spec("AC-124")),
+        pytest.param("Adafactor", {"lr": 1e-3}, marks=pytest.mark.spec("AC-115")),
+        pytest.param("Adafactor", {"warmup_init": True, "relative_step": False}, marks=pytest.mark.spec("AC-115")),
     ],
 )
 def test_values_out_of_bounds_are_refused(name: str, arguments: dict[str, Any]) -> None:

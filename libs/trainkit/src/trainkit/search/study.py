@@ -92,7 +92,7 @@ class Search(Generic[C]):
         direction: whether the least or the greatest value is best.
         sampler: an Optuna sampler; default TPE, from `seed`.
         pruner: an Optuna pruner; default: the median of other trials. None never gives up.
-        seed: of the default sampler.
+        seed: of the default sampler; a search that continues adds the number of its earlier trials.
         catch: errors of a trial that let the search go on; others end it.
 
     Raises:
@@ -147,14 +147,18 @@ class Search(Generic[C]):
         folder.mkdir(parents=True, exist_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(folder / STUDY))
         pruner = optuna.pruners.MedianPruner() if self.pruner == "median" else self.pruner
-        return optuna.create_study(
+        study = optuna.create_study(
             study_name="search",
             storage=optuna.storages.JournalStorage(backend),
-            sampler=self.sampler or optuna.samplers.TPESampler(seed=self.seed),
+            sampler=self.sampler,
             pruner=pruner or optuna.pruners.NopPruner(),
             direction=self.direction,
             load_if_exists=True,
         )
+        if self.sampler is None:
+            # With the same seed again, a search that continues would repeat the values of its first trials.
+            study.sampler = optuna.samplers.TPESampler(seed=self.seed + len(study.get_trials(deepcopy=False)))
+        return study
 
     def _end_abandoned(self, study: Any) -> None:
         """Trials that a killed process left are failed, and their values are tried again."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
+from trainkit.dialects.accmt.metrics import Metric, MetricParallel
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Bowl,
@@ -141,9 +142,16 @@ def test_metrics_check_shapes_and_cast(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match=r"accuracy.*batch 0"):
         fitted(tmp_path / "checked", module=Uneven(), metrics=Rows())
-    for cast, found in ((torch.float32, torch.float32), (None, torch.bfloat16), ("float16", torch.float16)):
-        metric = Types(do_checks=False, cast=cast)
-        fitted(tmp_path / str(cast), hps(max_steps=12), module=Uneven(), metrics=metric)
+    cases: list[tuple[dict[str, Any], torch.dtype]] = [
+        ({}, torch.float32),
+        ({"cast": None}, torch.bfloat16),
+        ({"cast": "float16"}, torch.float16),
+    ]
+    for at, (options, found) in enumerate(cases):
+        metric = Types(do_checks=False, **options)
+        fitted(tmp_path / str(at), hps(max_steps=12), module=Uneven(), metrics=metric)
         assert metric.given == (found, 32, 28)
-    with pytest.raises(ValueError, match="float23"):
-        Rows(cast="float23")
+    for kind in (Metric, MetricParallel):
+        for wrong in ("float23", "int64"):
+            with pytest.raises(ValueError, match=f"cast='{wrong}' is no"):
+                kind("accuracy", cast=wrong)

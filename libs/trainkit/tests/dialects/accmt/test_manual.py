@@ -46,7 +46,7 @@ def test_steps_by_hand_end_where_the_trainer_s_end_and_hooks_fire_in_them(tmp_pa
     _, plain = fitted(tmp_path / "plain", callback=automatic, module=Bowl())
     numbers = hps(scheduler="Constant")
     _, by_hand = fitted(tmp_path / "hand", numbers, module=ByHand(), callback=noted)
-    assert float(by_hand.model.w.detach()) == plain.w
+    assert float(by_hand.model.w.detach()) == plain.w == pytest.approx(1.990555, abs=1e-5)
     assert logged(tmp_path / "hand", "train_loss") == logged(tmp_path / "plain", "train_loss")
     for hook in ("on_before_backward", "on_after_optimizer_step", "on_after_zero_grad", "on_after_training_step"):
         assert noted.calls.count(hook) == automatic.calls.count(hook) == 24
@@ -73,18 +73,23 @@ def test_gradients_of_two_losses_add(tmp_path: Path) -> None:
         def training_step(self, batch: Any) -> Tensor:
             loss = self.loss(batch)
             self.backward(loss, retain_graph=True)
-            self.backward(loss)
+            self.gradients.append(float(self.model.w.grad))
+            self.backward(loss, gradient=torch.tensor(3.0))
             self.gradients.append(float(self.model.w.grad))
             return loss
 
     _, module = fitted(tmp_path, hps(max_steps=1), module=Two(), val=None)
-    assert module.gradients == [-8.0]
+    assert module.gradients == [-4.0, -16.0]
 
 
+# The order is what this test is about.
+@pytest.mark.filterwarnings("ignore:Detected call of .lr_scheduler.step")
 @pytest.mark.spec("AC-085")
 def test_a_step_is_the_optimizer_s_then_the_schedule_s(tmp_path: Path) -> None:
-    _, module = fitted(tmp_path / "plain", hps(max_steps=2), module=ByHand(), val=None)
+    noted = Noted()
+    _, module = fitted(tmp_path / "plain", hps(max_steps=2), module=ByHand(), val=None, callback=noted)
     assert float(module.model.w.detach()) == pytest.approx(0.72)
+    assert not [call for call in noted.calls if "scheduler" in call]
 
     class Parts(ByHand):
         def training_step(self, batch: Any) -> Tensor:
@@ -121,9 +126,26 @@ def test_gradients_that_nobody_resets_add_up_and_one_warning_says_so(
             return loss
 
     with caplog.at_level(logging.WARNING, "trainkit"):
-        _, module = fitted(tmp_path, hps(max_steps=3), module=Never(), val=None)
+        fitted(tmp_path / "reset", hps(max_steps=3), module=ByHand(), val=None)
+        assert not [record for record in caplog.records if "without zero_grad" in record.message]
+        _, module = fitted(tmp_path / "never", hps(max_steps=3), module=Never(), val=None)
     assert module.gradients[:2] == pytest.approx([-4.0, -4.0 - 2 * (2 - 0.4)])
     assert sum("without zero_grad" in record.message for record in caplog.records) == 1
+
+
+@pytest.mark.spec("AC-086")
+def test_gradients_are_reset_to_none_unless_zeros_are_asked_for(tmp_path: Path) -> None:
+    class Both(ByHand):
+        def training_step(self, batch: Any) -> Tensor:
+            loss = self.loss(batch)
+            for options in ({}, {"set_to_none": False}):
+                self.backward(loss, retain_graph=True)
+                self.zero_grad(**options)
+                self.gradients.append(self.model.w.grad)
+            return loss
+
+    _, module = fitted(tmp_path, hps(max_steps=1), module=Both(), val=None)
+    assert module.gradients == [None, torch.zeros(())]
 
 
 def test_a_run_that_was_cut_off_keeps_gradients_that_were_not_reset(tmp_path: Path) -> None:

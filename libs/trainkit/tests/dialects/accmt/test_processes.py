@@ -27,11 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
 
 
 class Counts(Metric):
-    def compute(self, predicted: Tensor, wanted: Tensor) -> dict[str, float]:
-        import torch.distributed as dist
+    wanted: list[float] | None = None
 
-        assert dist.get_rank() == 0
-        assert wanted.tolist() == list(range(33))
+    def compute(self, predicted: Tensor, wanted: Tensor) -> dict[str, float]:
+        self.wanted = wanted.tolist()
         return {"accuracy": float(len(predicted))}
 
 
@@ -81,12 +80,12 @@ def on_two_processes(folder: str) -> None:
             on_main_process(lambda: calls.append("main"))()
             on_last_process(lambda: calls.append("last"))()
 
-    place = Path(folder) / "run"
+    place, counts = Path(folder) / "run", Counts("accuracy")
     made = trainer(
         place,
         hps(epochs=1),
         callback=Guarded(),
-        metrics=[Counts("accuracy"), Mine("mine")],
+        metrics=[counts, Mine("mine")],
         destroy_after_training=False,
     )
     module = OnTwo()
@@ -94,9 +93,10 @@ def on_two_processes(folder: str) -> None:
     made.fit(module, bowls(96), TensorDataset(torch.ones(33), targets))
     assert made.state.global_step == 6 and abs(module.w - (2 - 2 * 0.8**6)) < 1e-5
     assert calls == ["everywhere", "main" if rank == 0 else "last"]
-    assert made.state.additional_metrics["0"]["accuracy"] == 33
+    assert counts.wanted == (list(range(33)) if rank == 0 else None)
     assert abs(made.state.best_valid_loss - float(((module.w - targets) ** 2).mean())) < 1e-3
-    assert abs(made.state.additional_metrics["0"]["mine"] - 0.75) < 0.02
+    # The first process has 16 rows of 33.
+    assert made.state.additional_metrics == {"0": {"accuracy": 33.0, "mine": (16 * 1.0 + 17 * 0.5) / 33}}
     if rank == 0:
         assert (
             logged(place, "rank") == {6: 1.5}
@@ -125,5 +125,6 @@ def on_two_processes(folder: str) -> None:
 @pytest.mark.spec("AC-069")
 @pytest.mark.spec("AC-088")
 @pytest.mark.spec("AC-101")
+@pytest.mark.spec("AC-105")
 def test_two_processes_share_batches_metrics_and_logs(forks: Any, tmp_path: Path) -> None:
     forks.succeed(on_two_processes, tmp_path, processes=2)

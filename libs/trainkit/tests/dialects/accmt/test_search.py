@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import optuna
 import pytest
+import torch
 from trainkit.dialects.accmt.callbacks import Callback
 from trainkit.dialects.accmt.hp_search import HyperParameterSearch
 from trainkit.search import Choice, Uniform
 
-from libs.trainkit.tests.dialects.accmt.bowl import Bowl, Rows, bowls
+from libs.trainkit.tests.dialects.accmt.bowl import Bowl, Rows, bowls, logged
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:validation_step returned"),
@@ -21,6 +23,23 @@ pytestmark = [
 
 class Kill(BaseException):
     """What a signal would do."""
+
+
+class Steps(Callback):
+    """Notes the steps that were taken, and the settings of their optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.taken: list[int] = []
+        self.groups: list[dict[str, Any]] = []
+        self.kinds: list[type] = []
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        assert self.state is not None
+        self.taken.append(self.state.global_step + 1)
+        self.kinds.append(type(optimizer))
+        group = optimizer.param_groups[0]
+        self.groups.append({name: group[name] for name in ("lr", "betas", "eps", "weight_decay")})
 
 
 def search(folder: Path, made: list[Any], samples: int = 16, **options: Any) -> HyperParameterSearch:
@@ -35,15 +54,25 @@ def search(folder: Path, made: list[Any], samples: int = 16, **options: Any) -> 
 @pytest.mark.spec("AC-141")
 def test_every_trial_has_its_own_module_and_folder(tmp_path: Path) -> None:
     made: list[Any] = []
-    searched = search(tmp_path / "study", made)
+    steps = Steps()
+    searched = search(tmp_path / "study", made, callback=steps, log_every=1, enable_checkpointing=True)
     searched.set_parameters(train_batch_size=8, learning_rate=[1e-3, 1e-1])
     result = searched.optimize(n_trials=3)
     assert len(made) == 3 and len({id(module) for module in made}) == 3
     folders = sorted(path for path in (tmp_path / "study").iterdir() if path.is_dir())
     assert len(folders) == 3 and all((folder / "best_valid_loss").is_dir() for folder in folders)
+    # Without metrics, the objective is the validation loss; a trainer's settings are those of the search.
+    assert [trial.value for trial in result.trials] == [logged(folder, "val_loss")[2] for folder in folders]
+    assert all(list(logged(folder, "train_loss")) == [1, 2] for folder in folders)
     assert result.value == min(trial.value for trial in result.trials) and result.folder in folders
-    with pytest.raises(TypeError, match="hps_config"):
-        search(tmp_path, [], hps_config={})
+    # A trial begins from nothing, whatever its folder holds.
+    (tmp_path / "study" / "study.log").unlink()
+    steps.taken.clear()
+    searched.optimize(n_trials=1)
+    assert steps.taken == [1, 2] and len(made) == 4
+    for wrong in ("hps_config", "resume"):
+        with pytest.raises(TypeError, match=f"{wrong} is not for a search"):
+            search(tmp_path, [], **{wrong: {}})
 
 
 @pytest.mark.spec("AC-X20")
@@ -86,10 +115,55 @@ def test_lists_are_ranges_and_tuples_are_choices(tmp_path: Path) -> None:
     assert {each["train_batch_size"] for each in drawn} == {16, 32}
     assert {each["weight_decay"] for each in drawn} == {0.1, 0.2}
     assert {each["epochs"] for each in drawn} == {1, 2, 3}
+    searched.set_parameters(eps=[1e-9, 1e-3], beta1=[0.5, 0.9], warmup_ratio=[0.5, 0.1], max_steps=(10, 20))
+    space = searched._space
+    assert space["eps"] == Uniform(1e-9, 1e-3, log=True) and space["beta1"] == Uniform(0.5, 0.9)
+    assert space["warmup_ratio"] == Uniform(0.5, 0.1) and space["max_steps"] == Choice((10, 20))
     with pytest.raises(ValueError, match="epochs and max_steps"):
         searched.set_parameters(epochs=[1, 2], max_steps=[5, 9])
     with pytest.raises(ValueError, match="SGD"):
         searched.set_parameters(optimizer="SGD")
+    defaults = [(each.name, each.default) for each in inspect.signature(searched.set_parameters).parameters.values()]
+    assert defaults == [
+        ("train_batch_size", 1),
+        ("epochs", 1),
+        ("max_steps", None),
+        ("learning_rate", [1e-3, 1e-7]),
+        ("beta1", 0.9),
+        ("beta2", 0.999),
+        ("eps", 1e-8),
+        ("weight_decay", 0.01),
+        ("scheduler", None),
+        ("warmup_ratio", 0.1),
+        ("step_scheduler_per_epoch", False),
+        ("optimizer", "AdamW"),
+        ("eval_batch_size", None),
+    ]
+
+
+@pytest.mark.spec("AC-142")
+def test_a_trial_trains_with_what_it_drew(tmp_path: Path) -> None:
+    made: list[Any] = []
+    steps = Steps()
+    searched = search(tmp_path / "fixed", made, callback=steps)
+    fixed = {"beta1": 0.7, "beta2": 0.8, "eps": 1e-6, "weight_decay": 0.3, "optimizer": "Adam"}
+    searched.set_parameters(train_batch_size=[8], epochs=3, learning_rate=0.5, eval_batch_size=2, **fixed)
+    result = searched.optimize(n_trials=1)
+    assert steps.groups == [{"lr": 0.5, "betas": (0.7, 0.8), "eps": 1e-6, "weight_decay": 0.3}] * 6
+    assert set(steps.kinds) == {torch.optim.Adam} and len(made[0].keys) == 3 * 4
+    assert result.parameters == {"train_batch_size": 8}
+
+    steps = Steps()
+    searched = search(tmp_path / "drawn", made, samples=8, callback=steps)
+    schedules = {"halved": ("StepLR", {"step_size": 1, "gamma": 0.5}), "same": "Constant"}
+    searched.set_parameters(train_batch_size=4, epochs=9, max_steps=2, learning_rate=(1.0,), scheduler=schedules)
+    result = searched.optimize(n_trials=6)
+    rates = [[group["lr"] for group in steps.groups[at : at + 2]] for at in range(0, 12, 2)]
+    drawn = [trial.parameters["scheduler"] for trial in result.trials]
+    assert rates == [[1.0, 0.5] if name == "halved" else [1.0, 1.0] for name in drawn]
+    assert set(drawn) == set(schedules) and set(steps.kinds) == {torch.optim.AdamW}
+    # The evaluation's batch size is that of training unless given: 8 samples are 2 batches.
+    assert all(len(module.keys) == 2 for module in made[1:])
 
 
 @pytest.mark.spec("AC-143")
@@ -100,11 +174,23 @@ def test_a_schedule_warms_up_for_its_share_of_all_updates(tmp_path: Path) -> Non
         def on_after_optimizer_step(self, optimizer: Any) -> None:
             rates.append(optimizer.param_groups[0]["lr"])
 
-    searched = search(tmp_path / "warm", [], samples=800, callback=Watch())
+    searched = search(tmp_path / "warm", [], samples=19 * 8, callback=Watch())
     schedules = {"warm": "ConstantWithWarmup", "again": "ConstantWithWarmup"}
-    searched.set_parameters(max_steps=100, train_batch_size=8, learning_rate=1.0, scheduler=schedules, warmup_ratio=0.1)
+    searched.set_parameters(
+        max_steps=19, train_batch_size=8, learning_rate=1.0, scheduler=schedules, warmup_ratio=0.3, epochs=7
+    )
     searched.optimize(n_trials=1)
-    assert rates[:12] == pytest.approx([0.1 * min(step, 10) for step in range(12)])
+    # 0.3 * 19 is 5.7: 6 updates warm up.
+    assert rates == pytest.approx([min(step / 6, 1.0) for step in range(19)])
+    rates.clear()
+    searched = search(tmp_path / "given", [], samples=4 * 8, callback=Watch())
+    given = {
+        "own": ("ConstantWithWarmup", {"num_warmup_steps": 2}),
+        "again": ("ConstantWithWarmup", {"num_warmup_steps": 2}),
+    }
+    searched.set_parameters(max_steps=4, train_batch_size=8, learning_rate=1.0, scheduler=given, warmup_ratio=0.9)
+    searched.optimize(n_trials=1)
+    assert rates == [0.0, 0.5, 1.0, 1.0]
     rates.clear()
     searched = search(tmp_path / "plain", [], callback=Watch())
     searched.set_parameters(max_steps=5, train_batch_size=8, learning_rate=[0.5, 1.0], scheduler="Constant")
@@ -130,8 +216,10 @@ def test_a_search_that_was_killed_runs_only_the_rest(tmp_path: Path, direction: 
         made._get_module = module
         return made
 
+    given: list[dict[str, Any]] = []
+
     def bowl(metrics: dict[str, Any]) -> float:
-        assert metrics["accuracy"] == 0.5
+        given.append({name: metrics[name] for name in ("accuracy", "other")})
         return abs(metrics["valid_loss"] - 1.0)
 
     with pytest.raises(Kill):
@@ -141,4 +229,36 @@ def test_a_search_that_was_killed_runs_only_the_rest(tmp_path: Path, direction: 
     done = [trial for trial in result.trials if trial.state == "complete"]
     assert len(trained) == len(done) == 10  # the one that was killed is recorded, and its values were tried again
     assert result.value == best(trial.value for trial in done)
+    rates = [trial.parameters["learning_rate"] for trial in done]
+    assert len(set(rates)) == 10  # nothing is tried twice
+    (chosen,) = [trial for trial in done if trial.value == result.value]
+    assert result.parameters == chosen.parameters and result.folder == tmp_path / f"trial-{chosen.number:04}"
     assert result.parameters["learning_rate"] == result.config.learning_rate
+    assert given == [{"accuracy": 0.5, "other": 0.25}] * 10
+    values = [abs(logged(tmp_path / f"trial-{trial.number:04}", "val_loss")[1] - 1.0) for trial in done]
+    assert [trial.value for trial in done] == values and len(set(values)) > 1
+    assert searched(False).optimize(bowl, direction, n_trials=11) == result and len(trained) == 10
+
+
+@pytest.mark.spec("AC-144")
+def test_a_search_goes_on_after_a_trial_that_failed(tmp_path: Path) -> None:
+    errors: list[Any] = [RuntimeError("broken"), torch.OutOfMemoryError("CUDA out of memory"), None, None]
+    values = [float("nan"), 3.0]
+
+    class Fails(Bowl):
+        def training_step(self, batch: Any) -> Any:
+            if (error := errors.pop(0)) is not None:
+                raise error
+            return super().training_step(batch)
+
+    searched = search(tmp_path, [], safe_steps=False, disable_model_saving=True)
+    searched._get_module = Fails
+    searched.set_parameters(train_batch_size=16, learning_rate=[1e-4, 1.0])
+    try:
+        result = searched.optimize(lambda metrics: values.pop(0), n_trials=4)
+    except (RuntimeError, ValueError) as error:
+        pytest.fail(f"the search ended: {error!r}")
+    assert [trial.state for trial in result.trials] == ["failed", "failed", "failed", "complete"]
+    assert result.value == 3.0 and result.folder == tmp_path / "trial-0003"
+    assert list(inspect.signature(searched.optimize).parameters.values())[1].default == "minimize"
+    assert list(inspect.signature(searched.optimize).parameters.values())[2].default == 10

@@ -374,6 +374,8 @@ def test_an_overflow_skips_one_update_and_halves_the_scale(tmp_path: Path, monke
 @pytest.mark.parametrize("device", ["cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
 def test_the_three_paths_of_an_optimizer_agree(name: str, device: str) -> None:
+    plain = hps(optimizer=name).make_optimizer()([("w", nn.Parameter(torch.zeros(1)))])
+    assert plain.defaults["foreach"] is plain.defaults["fused"] is None
     ends = []
     for path in ({"foreach": False}, {"foreach": True}, {"fused": True}):
         torch.manual_seed(0)

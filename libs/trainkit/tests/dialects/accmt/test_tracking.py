@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from trainkit.dialects.accmt.running import _mlflow
 from trainkit.dialects.accmt.tracker import BaseTracker, MLFlow
-from trainkit.errors import TrainkitError
+from trainkit.errors import Interrupted, TrainkitError
 
-from libs.trainkit.tests.dialects.accmt.bowl import Bowl, bowls, fitted, hps, logged, trainer
+from libs.trainkit.tests.dialects.accmt.bowl import Bowl, Noted, bowls, fitted, hps, logged, trainer
 from scripts.testbed.ports import free_port
 
 # The module returns the values of a metric that the runs here do not have.
@@ -137,6 +137,27 @@ def test_a_tracker_is_a_folder_an_address_or_a_url(tmp_path: Path) -> None:
     with pytest.raises(TrainkitError, match=f"{port} does not answer"):
         fitted(tmp_path / "away", module=module, log_with="mlflow", logging_dir=f"127.0.0.1:{port}")
     assert module.seen == []
+
+
+@pytest.mark.spec("AC-100")
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt(), "KILLED"), (ValueError("wrong"), "FAILED"), (Interrupted(), "KILLED")]
+)
+def test_a_run_that_an_error_ended_is_marked(
+    mlflow_server: Any, tmp_path: Path, error: BaseException, status: str
+) -> None:
+    class Raises(Bowl):
+        def training_step(self, batch: Any) -> Any:
+            raise error
+
+    noted = Noted()
+    options: dict[str, Any] = {"log_with": "mlflow", "logging_dir": mlflow_server.uri, "callback": noted}
+    name = f"ended by {type(error).__name__}"
+    with pytest.raises(type(error)):
+        fitted(tmp_path, hps(max_steps=1), module=Raises(), val=None, track_name=name, **options)
+    assert only_run(client(mlflow_server.uri), name).info.status == status
+    hook = "on_exception" if status == "FAILED" else "on_keyboard_interrupt"
+    assert noted.given.get(hook) == [(error,)]
 
 
 @pytest.mark.spec("AC-013")

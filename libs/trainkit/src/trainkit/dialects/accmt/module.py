@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -51,6 +53,12 @@ class AcceleratorModule:
     log_every: int | None = None
     tokenizer: Any = None
     progress: Progress | None = None
+
+    @property
+    def status_dict(self) -> Mapping[str, Any]:
+        """Returns a read-only copy of `state`, with `train_step` also as `epoch_step`. Deprecated: use `state`."""
+        warnings.warn("status_dict is deprecated: use self.state", DeprecationWarning, stacklevel=2)
+        return MappingProxyType({**asdict(self.state), "epoch_step": self.state.train_step})
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
