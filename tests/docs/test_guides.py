@@ -60,7 +60,7 @@ class Reader:
 
 @pytest.fixture(scope="module")
 def installed():
-    """`make run` would install the packages anew, from the reader's folder, for everybody who uses this environment."""
+    """`make run` would reinstall the packages from the reader's folder, in the environment that all tests share."""
     current = (
         subprocess.run(["make", "--question", ".venv/.ready"], cwd=REPOSITORY, capture_output=True).returncode == 0
     )

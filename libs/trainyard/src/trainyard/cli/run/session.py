@@ -128,5 +128,5 @@ class _Session:
     async def _cancel(self) -> int:
         with suppress(errors.Conflict):  # it has just ended
             await self._client.cancel(self._job.id, "asked for in yard run")
-        await self._client.until_ended(self._job)
+        await self._client.wait(self._job.id)  # read again: as submitted it may not have fitted
         return await self._sum_up()
