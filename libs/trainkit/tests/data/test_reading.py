@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from trainkit import Callback
 from trainkit.data import Loader
 from trainkit.loop.fit import Fit
@@ -63,3 +67,45 @@ def test_what_a_loader_says_of_a_batch_does_not_depend_on_what_was_read() -> Non
     assert [loader.samples(0, at) for at in range(loader.steps(0))] == [8, 8, 8, 8, 8, 4]
     assert [loader.samples(1, at) for at in range(loader.steps(1))] == [8, 8, 8, 8, 2]
     assert len(loader) == 6
+
+
+class Garbage:
+    """Part of a cycle; notes the process that collects it."""
+
+    def __init__(self, note: Path) -> None:
+        self.note, self.cycle = note, self
+
+    def __del__(self) -> None:
+        self.note.write_text(str(os.getpid()))
+
+
+def collected(value: int) -> Tensor:
+    gc.collect()
+    return torch.tensor(float(value))
+
+
+class Samples(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        return collected(index)
+
+
+class Stream(IterableDataset[Tensor]):
+    def __iter__(self) -> Iterator[Tensor]:
+        return map(collected, range(4))
+
+
+@pytest.mark.parametrize("dataset", [Samples(), Stream()], ids=["samples", "stream"])
+def test_a_worker_does_not_collect_its_parents_garbage(dataset: Any, tmp_path: Path) -> None:
+    note = tmp_path / "collector"
+    gc.disable()
+    try:
+        Garbage(note)
+        assert len(list(Loader(dataset, 2, num_workers=1))) == 2
+        assert not note.exists()
+    finally:
+        gc.enable()
+    gc.collect()
+    assert note.read_text() == str(os.getpid())

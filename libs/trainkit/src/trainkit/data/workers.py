@@ -1,7 +1,8 @@
-"""What a process that loads data does about signals, which are meant for the one that trains."""
+"""What a worker process of a loader prepares: signals that are meant for its parent, and the parent's garbage."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -40,7 +41,11 @@ def stay(worker: int) -> None:
 
     torchrun and the yard send SIGTERM to the whole process group. The parent still needs its workers to get to the next
     place where it can end, and torch's workers die of it, which torch reports as an error in the midst of a step.
+
+    A worker is a fork, and a copy of the parent's garbage is in it. It never collects that: memory on a GPU, or pinned
+    for one, can be released by the parent only, and a worker that tries it aborts.
     """
+    gc.freeze()
     signal.set_wakeup_fd(-1)  # the parent's
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_obey, args=(os.getppid(),), name="signals", daemon=True).start()
