@@ -217,7 +217,7 @@ def digests(fit: Fit) -> dict[str, str]:
 
 def _digest(tensor: Tensor) -> str:
     local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return hashlib.sha256(local.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(local.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def assert_same_end(one: Path, other: Path, processes: int) -> None:

@@ -150,7 +150,8 @@ def test_a_loss_without_a_gradient_is_told_where_it_comes_from() -> None:
 def test_a_deterministic_run_refuses_what_is_not_and_leaves_the_program_as_it_was() -> None:
     class Put(Slope):
         def training_step(self, batch: list[Tensor]) -> Any:
-            twice = torch.zeros(3).put_(torch.tensor([0, 0]), self.w.expand(2))
+            device = self.w.device
+            twice = torch.zeros(3, device=device).put_(torch.tensor([0, 0], device=device), self.w.expand(2))
             return super().training_step(batch) + twice.sum()
 
     with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):

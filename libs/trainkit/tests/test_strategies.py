@@ -201,11 +201,11 @@ def test_one_process_ends_with_the_bits_of_a_loop_written_by_hand() -> None:
     fit = trained(accumulate=1, max_duration="2ep")
 
     torch.manual_seed(0)
-    module, loader = Net(), Loader(data(), batch_size=8)
+    module, loader = Net().to(fit.strategy.device), Loader(data(), batch_size=8)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
     for epoch in range(2):
         for batch in loader.batches(epoch):
-            module.training_step(batch).backward()
+            module.training_step([each.to(fit.strategy.device) for each in batch]).backward()
             nn.utils.clip_grad_norm_(module.parameters(), 0.5)
             optimizer.step()
             optimizer.zero_grad()
