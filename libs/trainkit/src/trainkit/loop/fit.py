@@ -115,8 +115,8 @@ class Fit:
 
     def _open(self, closing: ExitStack) -> None:
         trainer = self.trainer
+        closing.callback(self.strategy.close)  # also when it opens in part only
         self.strategy.open(trainer.device)
-        closing.callback(self.strategy.close)
         if trainer.deterministic:
             closing.callback(torch.use_deterministic_algorithms, torch.are_deterministic_algorithms_enabled())
             torch.use_deterministic_algorithms(True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from trainkit.errors import InvalidStep
+from trainkit.errors import InvalidSetup, InvalidStep
 from trainkit.precision import Precision
 from trainkit.strategies.base import Strategy, TrainingStep, chosen
 from trainkit.strategies.gloo import release_tensors
@@ -35,6 +36,20 @@ class Distributed(Strategy):
         self.device = chosen(device, self.local_rank)
         if self.device.type != "cpu":
             torch.accelerator.set_device_index(self.device)
+            if self._owns_group:
+                self._refuse_shared_device()
+
+    def _refuse_shared_device(self) -> None:
+        """Raises InvalidSetup if two processes have one device: NCCL and the like need one for each."""
+        properties = torch.get_device_module(self.device).get_device_properties(self.device)
+        places = self.gather((socket.gethostname(), str(getattr(properties, "uuid", self.device))))
+        if shared := [rank for rank, place in enumerate(places) if places.count(place) > 1]:
+            count = torch.accelerator.device_count()
+            raise InvalidSetup(
+                f"ranks {', '.join(map(str, shared))} share a {self.device.type} device, and each needs its own: start "
+                f"{count} process(es) on a machine like this one, for instance with torchrun --nproc-per-node {count}, "
+                "or train on the CPU with device='cpu'"
+            )
 
     def sum(self, values: Tensor) -> Tensor:
         dist.all_reduce(values)
