@@ -119,7 +119,7 @@ def test_deepspeed_cuts_its_buckets_into_equal_parts_of_an_even_size_on_any_numb
     for world_size in (1, 2, 3):
         strategy = DeepSpeed(stage=2)
         strategy.module, strategy.world_size = Net(), world_size
-        bucket = strategy._config()["zero_optimization"]["allgather_bucket_size"]
+        bucket = strategy._config(strategy.module)["zero_optimization"]["allgather_bucket_size"]
         assert bucket % (2 * world_size) == 0
 
 
