@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -34,6 +36,16 @@ pytestmark = [
     pytest.mark.filterwarnings("default::UserWarning"),
 ]
 
+SHARING = """
+from functools import partial
+import torch
+from trainkit import Trainer
+
+Trainer(
+    module=torch.nn.Linear(1, 1), optimizer=partial(torch.optim.SGD, lr=0.1), train=[torch.ones(2, 1)], max_duration="1st",
+    strategy="ddp",
+).fit()
+"""
 SAMPLES, BATCH, WIDTH = 64, 8, 16
 BURST = 20
 """The sample whose batch, the third one, has a gradient that fp16 does not hold."""
@@ -390,6 +402,18 @@ def test_one_process_over_nccl_ends_where_a_single_one_ends(strategy: str) -> No
 
     assert several.backends == {"cpu:gloo", "cuda:nccl"}
     assert_close(several.weights, single.weights)
+
+
+def test_processes_that_share_a_device_are_told_how_many_may_start(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SHARING)
+    count = torch.cuda.device_count()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(count + 1), "script.py"]
+
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert ended.returncode == 1
+    error = f"InvalidSetup: ranks 0, {count} share a cuda device, and each needs its own: start {count} process"
+    assert ended.stderr.count(error) == count + 1
 
 
 class Terminated(Callback):

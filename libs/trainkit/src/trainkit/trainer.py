@@ -87,7 +87,7 @@ class Trainer:
             `{"seed": "accept"}`. Any of `seed`, `shuffle`, `order`, `samples`, `batch_size`, `drop_last`, `accumulate`.
             `{"batch_size": "scale"}` accepts another one if it is as large per process as before.
         seed: of everything random.
-        device: None takes this process's accelerator, else the CPU.
+        device: None takes this process's accelerator, else the CPU; with several processes, "cuda" is each one's own.
         compile: compiles the module's forward; a mapping gives `torch.compile`'s arguments.
         recompute: classes of submodules whose activations are recomputed in the backward pass to save memory.
         deterministic: refuses operations that are not repeatable bit for bit.

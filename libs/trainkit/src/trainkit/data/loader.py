@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate, get_worker_info
 
-from trainkit.data.workers import start
+from trainkit.data.workers import start, started
 from trainkit.errors import InvalidSetup
 from trainkit.random import mixed, seed_here, seeded
 
@@ -208,7 +208,7 @@ class Loader:
         loader = idle.pop() if idle else self._made()
         loader.batch_sampler.requests = requests  # type: ignore[union-attr]
         try:
-            yield from loader
+            yield from started(loader)
         except GeneratorExit:  # its workers answer what they were asked before they begin another pass
             idle.append(loader)
             raise

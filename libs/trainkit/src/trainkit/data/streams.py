@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, get_w
 
 from trainkit.data.counted import AT_END, Counted, Item, leading, length_of
 from trainkit.data.loader import Loader
-from trainkit.data.workers import presented, stay
+from trainkit.data.workers import presented, started, stay
 from trainkit.errors import InvalidData, InvalidSetup
 from trainkit.random import Generators, mixed, seeded
 
@@ -117,7 +117,7 @@ class Stream(Counted):
             **options,
         )
         parts: list[Any] = list(start["parts"]) if start is not None and "parts" in start else [None] * workers
-        for read in batches:
+        for read in started(batches):
             state = read.state
             if read.worker is not None:
                 parts[read.worker] = state

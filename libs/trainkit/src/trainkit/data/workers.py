@@ -11,8 +11,23 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
+
+
+def started(loader: DataLoader[Any]) -> Iterator[Any]:
+    """Begins a pass over a loader, whose workers may start with it.
+
+    A worker is a fork with a copy of the parent's garbage, which it must never collect: memory on a GPU, or pinned for
+    one, can be released by the parent only, and a worker that tries it aborts.
+    """
+    frozen = gc.get_freeze_count()
+    gc.freeze()
+    try:
+        return iter(loader)
+    finally:
+        if not frozen:  # else the program did it
+            gc.unfreeze()
 
 
 def start(worker: int, also: Callable[[int], object] | None = None) -> None:
@@ -41,11 +56,7 @@ def stay(worker: int) -> None:
 
     torchrun and the yard send SIGTERM to the whole process group. The parent still needs its workers to get to the next
     place where it can end, and torch's workers die of it, which torch reports as an error in the midst of a step.
-
-    A worker is a fork, and a copy of the parent's garbage is in it. It never collects that: memory on a GPU, or pinned
-    for one, can be released by the parent only, and a worker that tries it aborts.
     """
-    gc.freeze()
     signal.set_wakeup_fd(-1)  # the parent's
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_obey, args=(os.getppid(),), name="signals", daemon=True).start()
