@@ -42,7 +42,10 @@ import torch
 from trainkit import Trainer
 
 Trainer(
-    module=torch.nn.Linear(1, 1), optimizer=partial(torch.optim.SGD, lr=0.1), train=[torch.ones(2, 1)], max_duration="1st",
+    module=torch.nn.Linear(1, 1),
+    optimizer=partial(torch.optim.SGD, lr=0.1),
+    train=[torch.ones(2, 1)],
+    max_duration="1st",
     strategy="ddp",
 ).fit()
 """
