@@ -2,7 +2,7 @@
 
 python -m scripts.dialects                        run the tests, write docs/dialects, print one line per system
 python -m scripts.dialects --check                collect the tests only; fail if a row has none or a page is outdated
-python -m scripts.dialects --lint                 fail if a mutation does not apply (fast, without torch)
+python -m scripts.dialects --lint                 fail if a mutation does not apply, or a row has none (fast)
 python -m scripts.dialects --break                apply every mutation and print which ones the rows' tests catch
 python -m scripts.dialects --break accmt AC-023   the same for systems or rows
 python -m scripts.dialects --break --date DAY     one mutation of each of the ten rows that `make test` breaks on DAY
@@ -42,11 +42,9 @@ def main() -> int:
 def _lint(data: Path) -> int:
     found = mutations.load(data)
     problems = mutations.problems(found)
-    print("\n".join(problems) if problems else f"{len(found)} mutations apply", file=sys.stderr if problems else None)
     for system in SYSTEMS:
-        without = mutations.without(system, found)
-        if without:
-            print(f"{system}: {len(without)} rows have no mutation: {' '.join(without)}")
+        problems += [f"{row} ({system}): no mutation breaks this row" for row in mutations.without(system, found)]
+    print("\n".join(problems) if problems else f"{len(found)} mutations apply", file=sys.stderr if problems else None)
     return int(bool(problems))
 
 

@@ -6,6 +6,7 @@ They are in `scripts/mutations/<system>/<section>.toml`. CONTRIBUTING.md describ
 from __future__ import annotations
 
 import ast
+import functools
 import random
 import tomllib
 from collections import Counter, defaultdict
@@ -105,20 +106,40 @@ def _problems(each: Mutation, known: dict[str, dict[str, str]], same: int) -> It
     if not path.is_file():
         yield f"there is no file {each.file}"
         return
-    text = path.read_text("utf-8")
+    before = _read(path)
     try:
-        before, after = ast.parse(text), ast.parse(each.applied(text))
+        after = _Source.of(each.applied(before.text))
     except (ValueError, SyntaxError) as error:
         yield str(error)
         return
-    if ast.dump(before) == ast.dump(after):
+    if before.meaning == after.meaning:
         yield "the new text means the same as the old one"
     if each.because:
         return
-    if _raises(after) > _raises(before):
+    if after.raises > before.raises:
         yield "the new text raises; change a value, a branch, an order or a default, or say `because`"
-    if _names(after) != _names(before):
+    if after.names != before.names:
         yield "the new text changes names or parameters; change a value, a branch, an order or a default"
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What of a source is compared with the source that has a fault."""
+
+    text: str
+    meaning: str
+    raises: int
+    names: Counter[str]
+
+    @classmethod
+    def of(cls, text: str) -> _Source:
+        tree = ast.parse(text)
+        return cls(text, ast.dump(tree), _raises(tree), _names(tree))
+
+
+@functools.cache
+def _read(path: Path) -> _Source:
+    return _Source.of(path.read_text("utf-8"))
 
 
 def _raises(tree: ast.AST) -> int:

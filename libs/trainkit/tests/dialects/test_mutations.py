@@ -82,3 +82,11 @@ def test_a_mutation_that_does_not_apply_or_does_more_than_it_may_fails_the_check
     )
     first, *_ = mutations.problems(mutations.load(tmp_path))
     assert first.startswith("AC-001 (another default)") and problem in first
+
+
+def test_a_row_without_a_mutation_fails_the_check(tmp_path: Path) -> None:
+    (tmp_path / "accmt").mkdir()
+    (tmp_path / "accmt" / "faults.toml").write_text(FAULTS)
+    done = command("--lint", "--data", tmp_path)
+    assert done.returncode == 1
+    assert "AC-002 (accmt): no mutation breaks this row" in done.stderr and "AC-001" not in done.stderr

@@ -71,6 +71,7 @@ def steps(rows: Sequence[Row]) -> list[tuple[int, dict[str, float]]]:
     return [(row.step, dict(row.values)) for row in rows]
 
 
+@pytest.mark.spec("AC-042")
 def test_rows_wait_while_the_place_is_away_and_arrive_in_order() -> None:
     gate = Gate()
     gate.open(context(None))

@@ -1,4 +1,4 @@
-"""What a run is about to do, in one line."""
+"""What a run is about to do, and why it ended early, in one line each."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 class Summary(Callback):
     """Writes a line when a run starts, from the first process: processes, samples per update, length, optimizer.
 
+    It writes another one when the run was stopped early, or had nothing left to train.
+
     Args:
         file: where; default the standard error stream.
     """
@@ -24,7 +26,18 @@ class Summary(Callback):
 
     def on_fit_start(self, fit: Fit) -> None:
         if fit.strategy.is_main:
-            print(f"{fit.trainer.name}: {'; '.join(_parts(fit))}", file=self._file or sys.stderr)
+            self._write(fit, "; ".join(_parts(fit)))
+
+    def on_fit_end(self, fit: Fit) -> None:
+        if not fit.strategy.is_main:
+            return
+        if fit.stop_reason is not None:
+            self._write(fit, f"stopped at step {fit.state.step}: {fit.stop_reason}")
+        elif fit.resumed_step == fit.state.step:
+            self._write(fit, f"nothing to train: the run reached {fit.max_duration} at step {fit.state.step}")
+
+    def _write(self, fit: Fit, text: str) -> None:
+        print(f"{fit.trainer.name}: {text}", file=self._file or sys.stderr)
 
 
 def _parts(fit: Fit) -> list[str]:

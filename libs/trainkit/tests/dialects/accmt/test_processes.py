@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from trainkit.callbacks.weights import load_weights
 from trainkit.dialects.accmt.callbacks import Callback
 from trainkit.dialects.accmt.metrics import Metric, MetricParallel
+from trainkit.errors import OutOfMemory, TrainkitError
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Bowl,
@@ -63,6 +64,17 @@ class OnTwo(Bowl):
         return {**output, "mine": output["accuracy"]}
 
 
+class Full(Bowl):
+    """The third step of the second process never fits into memory."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        import torch.distributed as dist
+
+        if dist.get_rank() == 1 and self.state.global_step == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().training_step(batch)
+
+
 class Detached(Bowl):
     def training_step(self, batch: Any) -> Tensor:
         return super().training_step(batch).detach()
@@ -103,10 +115,16 @@ def on_two_processes(folder: str) -> None:
             and logged(place, "total") == {6: 3.0}
             and logged(place, "plain") == {6: 1.0}
         )
+        assert (place / "best_valid_loss").is_dir()
         weights = load_weights(place / "best_valid_loss")
         assert list(weights) == ["w"] and abs(float(weights["w"]) - module.w) < 1e-6
         about = json.loads((place / "best_valid_loss" / "best.json").read_text())
         assert (about["step"], about["epoch"], about["values"]) == (6, 1, [made.state.best_valid_loss])
+    with pytest.raises((TrainkitError, RuntimeError)) as raised:
+        options = {"destroy_after_training": False, "enable_checkpointing": False}
+        trainer(Path(folder) / "full", hps(epochs=1), **options).fit(Full(), bowls(96))
+    problem = "a step does not fit into memory" if rank == 1 else "another process ran out of memory"
+    assert raised.type is OutOfMemory and str(raised.value).startswith(problem)
     assert dist.is_initialized()
     trainer(Path(folder) / "again", hps(epochs=1)).fit(Bowl(), bowls(96), bowls(32))
     assert not dist.is_initialized()
@@ -118,6 +136,7 @@ def on_two_processes(folder: str) -> None:
 
 
 @pytest.mark.spec("AC-009")
+@pytest.mark.spec("AC-028")
 @pytest.mark.spec("AC-037")
 @pytest.mark.spec("AC-040")
 @pytest.mark.spec("AC-056")

@@ -20,6 +20,7 @@ from trainkit.durations import Epochs, Evaluations
 from trainkit.errors import WrongCheckpoint
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
+    Bowl,
     Noted,
     Numbers,
     Ordered,
@@ -111,10 +112,11 @@ def test_a_run_that_was_cut_off_goes_on_as_if_it_had_not_been(tmp_path: Path) ->
 
 
 @pytest.mark.spec("AC-063")
-def test_a_finished_run_goes_on_only_for_more_epochs(tmp_path: Path) -> None:
+def test_a_finished_run_goes_on_only_for_more_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fitted(tmp_path)
     _, module = fitted(tmp_path)
     assert module.seen == []
+    assert capsys.readouterr().err.endswith(": nothing to train: the run reached 2ep at step 24\n")
     made, module = fitted(tmp_path, hps(epochs=3))
     assert len(module.seen) == 12 and made.state.global_step == 36
 
@@ -235,6 +237,20 @@ def test_other_epochs_and_another_rate_are_reported_and_another_batch_is_an_erro
         fitted(tmp_path, hps(epochs=4, batch_size=4))
     _, module = fitted(tmp_path, hps(epochs=4, batch_size=4), on_change={"batch_size": "accept"})
     assert len(module.seen) == 24
+
+
+@pytest.mark.spec("AC-062")
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused(tmp_path: Path) -> None:
+    fitted(tmp_path, hps(epochs=1))
+    wider = Bowl()
+    wider.model.w = torch.nn.Parameter(torch.zeros(2))
+    refused = (WrongCheckpoint, RuntimeError, ValueError)
+    for problem, numbers, module in (
+        (r"/model/model\.w has shape \(\), here it is \(2,\): it belongs to another model", hps(), wider),
+        ("has the state of SGD and this run has Adam: go on with SGD", hps(optimizer="Adam"), Bowl()),
+    ):
+        with pytest.raises(refused, match=problem):
+            fitted(tmp_path, numbers, module=module, val=None)
 
 
 def on_two(folder: str) -> None:

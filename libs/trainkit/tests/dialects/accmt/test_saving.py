@@ -174,8 +174,9 @@ def test_tied_weights_of_a_saved_model_stay_tied(tmp_path: Path) -> None:
 
 
 @pytest.mark.spec("AC-065")
+@pytest.mark.spec("AC-069")
 @pytest.mark.spec("AC-072")
-def test_patience_ends_a_run_after_chances_without_a_gain(tmp_path: Path) -> None:
+def test_patience_ends_a_run_after_chances_without_a_gain(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     left: list[int] = []
 
     class Watch(Callback):
@@ -196,6 +197,13 @@ def test_patience_ends_a_run_after_chances_without_a_gain(tmp_path: Path) -> Non
         made.fit(Scripted(), bowls(96), bowls(32))
         assert left == [2, 2, 1, 0] and made.state.evaluations_done == 4
         assert made.state.patience_left == {"best_valid_loss": 0, "best_accuracy": -1}
+        assert capsys.readouterr().err.endswith(
+            f"{disabled}: stopped at step 48: best_valid_loss: 2 chances without a gain\n"
+        )
+    saved = tmp_path / "False" / "best_valid_loss"  # of the second evaluation, and not of a later one
+    about = json.loads((saved / "best.json").read_text())
+    assert (about["step"], about["epoch"], about["values"]) == (24, 2, [pytest.approx(0.9)])
+    assert load_weights(saved)["w"].item() == pytest.approx(2 - 2 * 0.8**24, abs=1e-6)
     made = trainer(tmp_path / "every", hps(epochs=9), metrics=Rows(answers=[0.5, 0.4, 0.7, 0.6, 0.7, 0.8]), patience=2)
     made.register_model_saving("accuracy")
     made.fit(Bowl(), bowls(96), bowls(32))  # the loss gains at each evaluation, the accuracy does not

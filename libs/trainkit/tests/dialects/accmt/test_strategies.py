@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +12,43 @@ import pytest
 import torch
 from torch import Tensor, nn
 from trainkit.callbacks.weights import load_weights
+from trainkit.dialects.accmt import Monitor
 from trainkit.dialects.accmt.launching import VARIABLE, launch
 from trainkit.strategies.ddp import DDP
 from trainkit.strategies.deepspeed import DeepSpeed
 from trainkit.strategies.fsdp import FSDP
 from trainkit.strategies.single import Single
 
-from libs.trainkit.tests.dialects.accmt.bowl import Bowl, apart, bowls, hps, trainer
+from libs.trainkit.tests.dialects.accmt.bowl import Bowl, apart, bowls, hps, logged, trainer
 
 # The module returns the values of a metric that the runs here do not have.
 pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
 
 
+CLIPPED = 5.0
+"""Less than the first norm of the two gradients together, and more than that of either."""
+FIRST_NORM = (4.0**2 + 4.0**2) ** 0.5
+
+
 class Flat(Bowl):
-    """The bowl with a weight that can be cut over processes."""
+    """Two bowls with a weight each, which strategies divide over the two processes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = nn.Linear(1, 1, bias=False)
+        self.model = nn.Linear(1, 2, bias=False)
         nn.init.zeros_(self.model.weight)
         self.given: set[torch.dtype] = set()
 
     def training_step(self, batch: Any) -> Tensor:
         assert batch[2].dtype == torch.int64
-        return super().training_step(batch)
+        return ((self(batch[0]) - batch[1][:, None]) ** 2).sum(1).mean()
+
+    def validation_step(self, key: str, batch: Any) -> Tensor:
+        return ((self(batch[0]) - batch[1][:, None]) ** 2).sum(1).mean()
 
     def forward(self, x: Tensor) -> Tensor:
         self.given.add(x.dtype)
-        return self.model(x[:, None])[:, 0]
+        return self.model(x[:, None])
 
 
 class Banners(logging.Handler):
@@ -58,20 +68,23 @@ def on_two_processes(folder: str) -> None:
     banners = Banners()
     logging.getLogger("DeepSpeed").addHandler(banners)
 
-    def fit(name: str, **options: Any) -> Flat:
+    def fit(name: str, clip: float | None = None, **options: Any) -> Flat:
         os.environ[VARIABLE] = name
         module, place = Flat(), Path(folder) / f"{name}-{len(options)}"
         settings = {"destroy_after_training": False, "enable_checkpointing": False, "shuffle_train": False, **options}
+        settings |= {"clip_grad": clip, "monitor": Monitor(grad_norm=True), "log_every": 1}
         trainer(place, hps(epochs=1), **settings).fit(module, apart(), bowls(32))
         if dist.get_rank() == 0:
-            saved = float(load_weights(place / "best_valid_loss")["weight"])
-            assert abs(saved - (2 - 2 * 0.8**6)) < (1e-5 if name[-4:] != "bf16" else 0.05), (name, saved)
+            first, exact = 0.4 if clip is None else 0.4 * clip / FIRST_NORM, name[-4:] != "bf16"
+            saved, expected = load_weights(place / "best_valid_loss")["weight"], 2 - (2 - first) * 0.8**5
+            assert saved.tolist() == [[pytest.approx(expected, abs=1e-5 if exact else 0.05)]] * 2, name
+            assert logged(place, "grad_norm")[1] == pytest.approx(FIRST_NORM, rel=1e-5 if exact else 0.01), name
         return module
 
-    assert abs(float(fit("ddp").model.weight.detach()) - 1.475712) < 1e-5
+    assert fit("ddp").model.weight.tolist() == [[pytest.approx(1.475712, abs=1e-5)]] * 2
     assert fit("ddp-bf16").given == {torch.float32}
     for name in ("fsdp", "deepspeed-1", "deepspeed-2", "deepspeed-3"):
-        assert fit(name).given == {torch.float32}
+        assert fit(name, CLIPPED).given == {torch.float32}
     assert banners.count == 0 and logging.getLogger("DeepSpeed").isEnabledFor(logging.WARNING)
     assert fit("deepspeed-2-bf16").given == {torch.bfloat16}
     assert fit("deepspeed-2-bf16", prepare_batch=False, enable_prepare_logging=True).given == {torch.float32}
@@ -82,7 +95,10 @@ def on_two_processes(folder: str) -> None:
 
 @pytest.mark.spec("AC-010")
 @pytest.mark.spec("AC-021")
+@pytest.mark.spec("AC-025")
 @pytest.mark.spec("AC-030")
+@pytest.mark.spec("AC-053")
+@pytest.mark.spec("AC-069")
 def test_every_strategy_ends_where_the_formula_says(forks: Any, tmp_path: Path) -> None:
     forks.succeed(on_two_processes, tmp_path, processes=2)
 
@@ -105,6 +121,16 @@ def test_a_name_says_strategy_stage_and_precision(
     monkeypatch.setenv("WORLD_SIZE", "2")
     found = launch(trainer(tmp_path).settings, 2)
     assert (type(found.strategy), getattr(found.strategy, "stage", None), found.precision) == (kind, stage, precision)
+
+
+@pytest.mark.spec("AC-012")
+def test_steps_past_the_wrapper_are_a_matter_of_ddp_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "fsdp")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert type(launch(trainer(tmp_path, safe_mode=False).settings, 2).strategy) is FSDP
+    assert told == []
 
 
 def test_a_strategy_that_there_is_not_is_refused_with_those_that_there_are(
