@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 from trainkit import Callback, Checkpoints
 from trainkit.data import Loader
 from trainkit.data.counted import leading
@@ -137,6 +140,51 @@ def test_a_run_that_resumes_within_a_window_ends_with_the_mean_of_its_batches(tm
 
     assert (fit.resumed_step, fit.state.update) == (4, 2)
     assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**2)
+
+
+class Rising(nn.Module):
+    """The loss is w times the mean of the batch: with rate 1, each update takes the mean of its window from w."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        return (self.w * batch[0]).mean()
+
+
+@pytest.mark.parametrize(
+    ("planned", "at", "duration", "steps"),
+    [("12st", 6, "7st", 7), ("6st", 5, "8st", 8), ("6st", 5, "3ep", 36), ("12st", 6, "3st", 7), ("12st", 6, "6st", 7)],
+)
+def test_a_window_that_a_changed_duration_ends_elsewhere_has_the_mean_of_its_batches(
+    planned: str, at: int, duration: str, steps: int, tmp_path: Path
+) -> None:
+    class Ask(Callback):
+        def on_step_end(self, fit: Fit, loss: Tensor) -> None:
+            if fit.state.step == at and fit.resumed_step is None:
+                signal.raise_signal(signal.SIGINT)
+
+    def run(max_duration: str) -> Fit:
+        numbers = TensorDataset(torch.arange(24.0))
+        return trainer(
+            module=Rising(),
+            optimizer=partial(torch.optim.SGD, lr=1.0),
+            train=Loader(numbers, 2, shuffle=False),
+            accumulate=4,
+            checkpoints=Checkpoints(folder=tmp_path, every="100st"),
+            callbacks=[Ask()],
+            max_duration=max_duration,
+        ).fit()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(planned)
+    fit = run(duration)
+
+    ends = sorted({*range(0, steps, 4), steps})
+    means = [0.5 + 2 * (step % 12) for step in range(steps)]
+    assert (fit.resumed_step, fit.state.step) == (at, steps)
+    assert -fit.module.w.item() == pytest.approx(sum(fmean(means[a:b]) for a, b in itertools.pairwise(ends)))
 
 
 @pytest.mark.parametrize("train", [sizes(4, 0, 4), Stream(4, 0, 4)])

@@ -18,7 +18,7 @@ from trainkit.errors import WrongCheckpoint
 if TYPE_CHECKING:
     from trainkit.loop.fit import Fit
 
-OF_WINDOW = ("gradients", "denominator", "sums", "weighed")
+OF_WINDOW = ("gradients", "denominator", "sums", "weighed", "planned")
 """The parts of it that count for another number of processes too."""
 
 
@@ -28,7 +28,8 @@ def take(fit: Fit) -> dict[str, Any]:
     if fit.state.window or fit.manual:
         window = fit.window
         weighed = [window.expected, window.weighed]
-        held = (fit.strategy.partial_gradients(), window.denominator, window.sums, weighed)
+        planned = window.planned() if fit.state.window else 0
+        held = (fit.strategy.partial_gradients(), window.denominator, window.sums, weighed, planned)
         own.update(zip(OF_WINDOW, held, strict=True))
     if fit.trainer.zero_gradients and fit.strategy.holds_gradients:
         own["zeroed"] = [name for name, p in fit.module.named_parameters() if p.grad is not None]
@@ -51,12 +52,22 @@ def put(fit: Fit, own: Mapping[str, Any]) -> None:
             f"the checkpoint was taken within an accumulation window, and strategy={fit.strategy.name!r} cannot go on "
             "within one: go on with single, ddp or fsdp, and change the strategy after the next checkpoint"
         )
+    _weigh_again(fit, own)
     fit.strategy.put_partial_gradients(own["gradients"])
     denominator = own["denominator"]
     on_device = isinstance(denominator, Tensor)
     fit.window.denominator = denominator.to(fit.strategy.device) if on_device else denominator
     fit.window.sums = own["sums"]
     fit.window.expected, fit.window.weighed = own.get("weighed", (0, 0))
+
+
+def _weigh_again(fit: Fit, own: Mapping[str, Any]) -> None:
+    """Scales gradients of means to the window as it is planned now: another duration ends it elsewhere."""
+    planned, gradients = own.get("planned", 0), list(own["gradients"].values())
+    if not (planned and fit.state.window and gradients) or own["sums"]:
+        return
+    if (now := fit.window.planned()) not in (0, planned):
+        torch._foreach_mul_(gradients, planned / now)
 
 
 def summed(

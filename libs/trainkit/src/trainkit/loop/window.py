@@ -63,17 +63,21 @@ class Window:
         epoch, position = self._state.epoch, self._state.position
         self.samples, self.rows = self._feed.samples(epoch, position), self._feed.rows(epoch, position)
         regular = position < self._regular_until
-        self.weight = 1 / self._accumulate if regular else self._irregular_weight()
+        self.weight = 1 / self._accumulate if regular else self.rows * self._strategy.world_size / self.planned()
         self.same_until = self._regular_until if regular else 0
 
-    def _irregular_weight(self) -> float:
+    def planned(self) -> int:
+        """Samples of the present window over all processes, if it ends as planned; 0 where that is not known before
+        they were read."""
+        if self._counted is not None:
+            return 0
         state = self._state
         first = state.position - state.window
         steps = self._feed.steps(state.epoch)
-        end = first + min(self._accumulate, self._last_step - state.step + state.window)
+        left = max(self._last_step - state.step, 1)  # a run that was to end within the window ends after its next step
+        end = first + min(self._accumulate, left + state.window)
         end = end if steps is None else min(end, steps)
-        total = sum(self._feed.samples(state.epoch, position) for position in range(first, end))
-        return self.rows * self._strategy.world_size / total
+        return sum(self._feed.samples(state.epoch, position) for position in range(first, end))
 
     def _counted_weight(self, feed: Counted) -> float:
         state = self._state
