@@ -208,7 +208,10 @@ def test_an_order_that_cannot_be_read_again_resumes_at_the_end_of_an_epoch(tmp_p
     ],
 )
 def test_other_loaders_resume_by_set_epoch_or_by_their_state(make: Callable[[], Any], tmp_path: Path) -> None:
-    assert resumed(make, tmp_path, 4) == seen(make).batches
+    whole = seen(make).batches
+
+    assert resumed(make, tmp_path / "within an epoch", 4) == whole
+    assert resumed(make, tmp_path / "at its end", len(whole) // 2) == whole
 
 
 def test_another_order_than_that_of_the_checkpoint_is_found(tmp_path: Path) -> None:

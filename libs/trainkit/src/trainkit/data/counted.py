@@ -229,12 +229,23 @@ class Plain(Counted):
                 *(skip, type(source).__name__),
             )
         batches = islice(iter(source), skip, None)
-        if hasattr(source, "state_dict") and self._looks_ahead(epoch):
+        if not hasattr(source, "state_dict"):
+            return (Item(batch, leading(batch)) for batch in batches)
+        if self._looks_ahead(epoch):
             return (Item(batch, leading(batch), deepcopy(cast(Any, source).state_dict())) for batch in batches)
-        return (Item(batch, leading(batch)) for batch in batches)
+        return (Item(batch, leading(batch)) for batch in _to_the_end(batches, len(source) - position))  # type: ignore[arg-type]
 
     def _note(self, state: Mapping[str, Any] | None, ended: bool) -> None:
         self._state = None if self._last else AT_END if ended else state
+
+
+def _to_the_end(batches: Iterator[Any], count: int) -> Iterator[Any]:
+    """The batches of a source with a state. Before the last one is given, the source is at its end, so that its state
+    then is that of an epoch that is over: one that stands before its end continues with no batch."""
+    for number, batch in enumerate(batches, 1):
+        if number == count:
+            next(batches, None)
+        yield batch
 
 
 def _orders(loader: Any) -> Iterator[Any]:
