@@ -207,6 +207,28 @@ def test_data_that_is_shorter_than_it_says_is_refused() -> None:
         trainer(train=Boasting(4, 4, 4), max_duration="1ep").fit()
 
 
+class Endless(Stream):
+    """Has more batches than it says."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __iter__(self) -> Iterator[list[Tensor]]:
+        return itertools.cycle(sizes(*self._rows))
+
+
+def test_an_epoch_has_as_many_batches_as_its_data_says_in_training_and_in_evaluation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fit = trainer(module=Gathers(), train=Endless(4, 3, 2), evaluate=Endless(4, 3, 2), max_duration="2ep").fit()
+
+    assert (fit.state.step, fit.state.samples) == (4, 14)
+    assert [record.getMessage() for record in caplog.records] == [
+        "the Endless says that it has 2 batches and has more: those beyond its length are not read. Make its __len__ "
+        "agree with what it yields, or leave __len__ out to read all of them"
+    ] * 2  # of training and of evaluation
+
+
 @pytest.mark.parametrize(
     ("batch", "rows"),
     [
@@ -254,6 +276,7 @@ def uneven(folder: str) -> None:
             trainer(train=empty if rank else train, max_duration="1ep").fit()
         except TrainkitError as error:
             found.setdefault("empty", []).append(str(error))
+    found["endless"] = counted(Endless(4, 3) if rank else Endless(4, 2, 2))
     found["loader"] = [counted(SHORT["loader"](), accumulate=each) for each in (1, 2)]
     found["torch's loader"] = counted(DataLoader(ones(11), 2, shuffle=True))
     place = Path(folder) / "stream"
@@ -284,6 +307,7 @@ def test_processes_with_other_numbers_of_batches_end_together_and_count_the_same
     assert one["none on one"] == [3, 5, 8, 10]
     assert all("position 1 of epoch 0 has no rows on process 1" in message for message in one["empty"])
     assert len(one["empty"]) == 2
+    assert one["endless"] == [8, 13, 21, 26]
     assert one["loader"] == [[4, 8, 11, 15, 19, 22]] * 2
     assert one["torch's loader"] == [4, 8, 11, 15, 19, 22]
     resumed, whole = one["resumed"]

@@ -214,6 +214,20 @@ def test_other_loaders_resume_by_set_epoch_or_by_their_state(make: Callable[[], 
     assert resumed(make, tmp_path / "at its end", len(whole) // 2) == whole
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Stateful(NUMBERS, 4),
+        lambda: DataLoader(NUMBERS, batch_sampler=[[3, 1], [4], [1, 5, 9]], num_workers=1, persistent_workers=True),
+    ],
+)
+def test_a_loader_that_serves_one_iterator_is_not_trained_and_evaluated_on(make: Callable[[], Any]) -> None:
+    loader = make()
+
+    with pytest.raises(InvalidSetup, match=r"set 'val' is the training data itself.*one iterator at a time"):
+        seen(lambda: loader, evaluate=loader, evaluate_every="2st")
+
+
 def test_another_order_than_that_of_the_checkpoint_is_found(tmp_path: Path) -> None:
     seen(lambda: Loader(NUMBERS, 4, order=lambda epoch, generator: torch.arange(22)), tmp_path, die_after=3)
 

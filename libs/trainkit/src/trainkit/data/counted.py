@@ -26,6 +26,8 @@ _EMPTY = -2
 has no rows."""
 
 
+_NOTHING = object()
+
 AT_END = {"ended": "this process has no further batch in this epoch"}
 """The state of the data of such a process."""
 
@@ -162,6 +164,8 @@ class Counted:
 class Plain(Counted):
     """An iterable of ready batches. Each process brings its own; every batch weighs the same.
 
+    When it has a length, an epoch has at most so many batches of it, also when it yields more.
+
     When it has `state_dict` and `load_state_dict`, a resumed run continues exactly; else the batches that were done are
     read again and thrown away, which a warning says.
     """
@@ -170,7 +174,7 @@ class Plain(Counted):
         super().__init__()
         self.iterable = iterable
         self._steps: int | None = None
-        self._restored = self._ended = False
+        self._restored = self._ended = self._reported_more = False
         self._state: Mapping[str, Any] | None = None
 
     def bind(self, *, seed: int, rank: int, world_size: int, device: torch.device, peers: Peers | None = None) -> None:
@@ -211,6 +215,12 @@ class Plain(Counted):
             "order follows, or use trainkit.data.Loader(order=...) or torchdata's StatefulDataLoader"
         )
 
+    @property
+    def serves_one_iterator(self) -> bool:
+        """Whether a second iterator of the iterable moves the first one."""
+        source: Any = self.iterable
+        return hasattr(source, "state_dict") or (isinstance(source, DataLoader) and source.persistent_workers)
+
     def _items(self, epoch: int, position: int) -> Iterator[Item]:
         source = self.iterable
         for owner in (source, *_orders(source), getattr(source, "dataset", None)):
@@ -229,23 +239,38 @@ class Plain(Counted):
                 *(skip, type(source).__name__),
             )
         batches = islice(iter(source), skip, None)
-        if not hasattr(source, "state_dict"):
-            return (Item(batch, leading(batch)) for batch in batches)
-        if self._looks_ahead(epoch):
+        if (length := length_of(source)) is not None:
+            batches = self._bounded(batches, length - position, length)
+        if hasattr(source, "state_dict") and self._looks_ahead(epoch):
             return (Item(batch, leading(batch), deepcopy(cast(Any, source).state_dict())) for batch in batches)
-        return (Item(batch, leading(batch)) for batch in _to_the_end(batches, len(source) - position))  # type: ignore[arg-type]
+        return (Item(batch, leading(batch)) for batch in batches)
+
+    def _bounded(self, batches: Iterator[Any], left: int, length: int) -> Iterator[Any]:
+        """As many batches as the length says, whether they are trained or evaluated on, on any number of processes.
+
+        Before the last batch of a source with a state is given, the source is at its end: its state is then that of an
+        epoch that is over, while from one before its end it would continue with no batch.
+        """
+        more, ends_first = _NOTHING, hasattr(self.iterable, "state_dict")
+        if left < 1:
+            return
+        yield from islice(batches, left - 1)
+        for batch in islice(batches, 1):
+            if ends_first:
+                more = next(batches, _NOTHING)
+            yield batch
+            if not ends_first:
+                more = next(batches, _NOTHING)
+        if more is not _NOTHING and not self._reported_more:
+            self._reported_more = True
+            _log.warning(
+                "the %s says that it has %d batches and has more: those beyond its length are not read. Make its "
+                "__len__ agree with what it yields, or leave __len__ out to read all of them",
+                *(type(self.iterable).__name__, length),
+            )
 
     def _note(self, state: Mapping[str, Any] | None, ended: bool) -> None:
         self._state = None if self._last else AT_END if ended else state
-
-
-def _to_the_end(batches: Iterator[Any], count: int) -> Iterator[Any]:
-    """The batches of a source with a state. Before the last one is given, the source is at its end, so that its state
-    then is that of an epoch that is over: one that stands before its end continues with no batch."""
-    for number, batch in enumerate(batches, 1):
-        if number == count:
-            next(batches, None)
-        yield batch
 
 
 def _orders(loader: Any) -> Iterator[Any]:

@@ -35,7 +35,16 @@ from trainkit.loop.desync import compare
 from trainkit.loop.length import total_steps
 from trainkit.loop.losses import Mean, loss_of
 from trainkit.loop.modes import put_in_training_mode
-from trainkit.loop.parts import Tail, is_on_meta, named_sets, noted, run_context, totals, warn_of_resuming
+from trainkit.loop.parts import (
+    Tail,
+    is_on_meta,
+    named_sets,
+    noted,
+    refuse_shared,
+    run_context,
+    totals,
+    warn_of_resuming,
+)
 from trainkit.loop.peers import note_loss
 from trainkit.loop.places import after_step, before_evaluation
 from trainkit.loop.plan import Plan
@@ -124,6 +133,7 @@ class Fit:
         self.feed = self._bound(feed(trainer.train, self.strategy.world_size))
         # Copies: a loader that is trained on and evaluated keeps its place in training.
         sets = named_sets(trainer.evaluate)
+        refuse_shared(self.feed, sets)
         world = self.strategy.world_size
         self.evaluated = {name: self._bound(copy(feed(source, world))) for name, source in sets.items()}
         self._make_module()

@@ -55,6 +55,21 @@ def named_sets(evaluate: Any) -> Mapping[str, Any]:
     return evaluate if isinstance(evaluate, Mapping) else {"val": evaluate}
 
 
+def refuse_shared(feed: Feed, sets: Mapping[str, Any]) -> None:
+    """Refuses to evaluate on the training data itself where that would move training's place in it.
+
+    Raises:
+        InvalidSetup: a set is the training data, and that serves one iterator at a time.
+    """
+    if not isinstance(feed, Plain) or not feed.serves_one_iterator:
+        return
+    if (name := next((name for name, source in sets.items() if source is feed.iterable), None)) is not None:
+        raise InvalidSetup(
+            f"the evaluation set {name!r} is the training data itself, a {type(feed.iterable).__name__}, which serves "
+            "one iterator at a time: give another one of the same data, or a trainkit.data.Loader"
+        )
+
+
 def warn_of_resuming(feed: Feed) -> None:
     """Logs a warning when the checkpoints of a run will be of no use within an epoch of its data."""
     if isinstance(feed, Plain) and (problem := feed.resume_problem()) is not None:
