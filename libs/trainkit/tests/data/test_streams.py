@@ -297,6 +297,62 @@ def test_a_dataset_that_divides_itself_resumes_on_as_many_workers_alone(tmp_path
         seen(lambda: ours("dividing", 0), tmp_path)
 
 
+class Seeded(Numbers):
+    """Shuffles by the seed of its worker."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        info = get_worker_info()
+        order = list(range(self.count))
+        random.Random(0 if info is None else info.seed).shuffle(order)
+        return iter(torch.tensor(order, dtype=torch.float32))
+
+
+def by_number(worker: int) -> None:
+    random.seed(worker)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Loader(Seeded(), 4, num_workers=2),
+        lambda: DataLoader(Buffered(), 4, num_workers=2, worker_init_fn=by_number),
+    ],
+    ids=["the seed of its worker", "a worker_init_fn"],
+)
+def test_workers_read_the_same_order_of_a_stream_that_the_loader_divides(make: Callable[[], Any]) -> None:
+    assert sorted(seen(make, max_duration="1ep").samples) == list(range(COUNT))
+
+
+class OneEach(Numbers):
+    """Each worker has a shard of its own."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        info = get_worker_info()
+        return iter(torch.arange(float(self.count)) + (0 if info is None else 100 * info.id))
+
+
+class Late(Numbers):
+    """Looks who divides it after its first sample."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield torch.tensor(0.0)
+        info = get_worker_info()
+        first, step = (info.id, info.num_workers) if info is not None else (0, 1)
+        yield from torch.arange(float(self.count))[1 + first :: step]
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [(OneEach, "id and not num_workers"), (Late, "num_workers after its first sample")],
+    ids=["its number alone", "too late"],
+)
+def test_a_stream_that_may_divide_itself_is_refused(make: Any, what: str) -> None:
+    with pytest.raises(InvalidData, match=rf"read get_worker_info\(\)\.{what}, so it is not clear whether each worker"):
+        seen(lambda: Loader(make(), 4, num_workers=2), max_duration="1ep")
+
+    assert len(seen(lambda: Loader(make(), 4, num_workers=1), max_duration="1ep").samples) == COUNT
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -9,6 +9,9 @@ Who divides a stream:
 - **the dataset**, when it asks `get_worker_info()` for `num_workers`, or its `worker_init_fn` does. It is then shown
   the workers of all processes, so that it divides itself over the processes too. Each worker reads its share alone.
 
+A dataset that reads the number of its worker and not how many there are, or reads them only after its first sample, is
+refused: its workers may yield different samples, of which the loader would take a part.
+
 A stream continues from the dataset's `state_dict` (or that of its iterator, as with torchdata), taken behind each
 batch; without one it is read again from the beginning of the epoch, as far as it was read.
 """
@@ -162,17 +165,38 @@ class _Read(NamedTuple):
 
 
 class _Share:
-    """What a dataset is shown of the worker it is in: one of the workers of all processes. Notes who divides by it."""
+    """What a dataset is shown of the worker it is in: one of the workers of all processes. Notes who divides by it.
 
-    def __init__(self, worker: int, workers: int, seed: int, dataset: Any) -> None:
-        self.id, self.seed, self.dataset = worker, seed, dataset
-        self._workers = workers
-        self.asked = False
+    Attributes:
+        asked: the dataset read the number of workers.
+        asked_id: it read the worker's own number.
+    """
+
+    def __init__(self, worker: int, workers: int, seeds: tuple[int, int], dataset: Any) -> None:
+        self.dataset = dataset
+        self._worker, self._workers, self._seeds = worker, workers, seeds
+        self.asked = self.asked_id = False
+
+    @property
+    def unclear(self) -> bool:
+        """Whether a dataset that the loader divides looked at which worker it is in."""
+        return self._workers > 1 and (self.asked or self.asked_id)
 
     @property
     def num_workers(self) -> int:
         self.asked = True
         return self._workers
+
+    @property
+    def id(self) -> int:
+        self.asked_id = True
+        return self._worker
+
+    @property
+    def seed(self) -> int:
+        """The same in all workers, unless the dataset divides itself: the loader divides one order."""
+        common, own = self._seeds
+        return own if self.asked else common
 
 
 class _Reading(IterableDataset[_Read]):
@@ -262,17 +286,20 @@ class _Source:
         # A worker has a copy. In the training process another iterator may read the same dataset.
         self._dataset: Any = reading.dataset if in_worker else copy(reading.dataset)
         share, shares = worker * reading.world + reading.rank, workers * reading.world
-        seed = mixed(reading.seed, reading.epoch, share)
+        common, seed = mixed(reading.seed, reading.epoch), mixed(reading.seed, reading.epoch, share)
         self._info: Any = None
         if in_worker and reading.divided_by == "dataset":
             self._info = SimpleNamespace(id=worker, num_workers=workers, seed=seed, dataset=self._dataset)
         elif (in_worker or shares > 1) and reading.divided_by is None:
-            self._info = _Share(share, shares, seed, self._dataset)
-        self._generators = Generators(mixed(reading.seed, reading.epoch))
+            self._info = _Share(share, shares, (common, seed), self._dataset)
+        self._generators = Generators(common)
+        self.divided_by = reading.divided_by
         stored = start is not None and "dataset" in start
+        if reading.worker_init is not None and in_worker:
+            with self._reading():
+                reading.worker_init(share if isinstance(self._info, _Share) else worker)
+            self._generators.seed(common)  # it may have drawn or seeded by the worker's number
         with self._reading():
-            if reading.worker_init is not None and in_worker:
-                reading.worker_init(worker if self._info is None else self._info.id)
             if hasattr(self._dataset, "set_epoch"):
                 self._dataset.set_epoch(reading.epoch)
             self._samples: Iterator[Any] = self._opened(start if stored else None)
@@ -281,6 +308,7 @@ class _Source:
         first = self.read(1)  # by now the dataset has asked which worker it is in, if it ever does
         asks = shares > 1 and isinstance(self._info, _Share) and self._info.asked
         self.divided_by = reading.divided_by or ("dataset" if asks else "loader")
+        self._refuse_unclear()
         before = self.divided_by if start is None else start.get("divided_by", "dataset")
         if before != self.divided_by:
             raise InvalidData(
@@ -295,9 +323,28 @@ class _Source:
             self._skip(start["samples"])
 
     def read(self, samples: int) -> list[Any]:
-        """The next samples, fewer at the end."""
+        """The next samples, fewer at the end.
+
+        Raises:
+            InvalidData: the loader divides them, and the dataset seems to divide them too.
+        """
         with self._reading():
-            return list(islice(self._samples, samples))
+            read = list(islice(self._samples, samples))
+        self._refuse_unclear()
+        return read
+
+    def _refuse_unclear(self) -> None:
+        """Refuses a dataset whose workers may each yield other samples, of which the loader would take a part."""
+        info = self._info
+        if self.divided_by != "loader" or not isinstance(info, _Share) or not info.unclear:
+            return
+        what = "num_workers after its first sample" if info.asked else "id and not num_workers"
+        raise InvalidData(
+            f"{_name(self._dataset)} read get_worker_info().{what}, so it is not clear whether each worker yields a "
+            "share of the stream or all of it. Where it divides itself, let it read both at the beginning of __iter__, "
+            "or give trainkit.data.Loader(dataset, batch_size, divided_by='dataset') when it divides itself over the "
+            "processes too; give divided_by='loader' where every worker yields the same samples"
+        )
 
     def state(self) -> dict[str, Any]:
         """Where the stream is: empty when neither the dataset nor its iterator says."""
