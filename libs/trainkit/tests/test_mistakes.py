@@ -91,10 +91,6 @@ class Stream(IterableDataset[Tensor]):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"dataset": Stream()},
-            "dataset is a Stream: a Loader finds samples by number.*given to the trainer as batches",
-        ),
         ({"dataset": None}, "dataset is a NoneType"),
         ({"dataset": Stream}, "dataset is a class Stream, not an instance"),
         ({"batch_size": math.nan}, "batch_size=nan has to be a whole number of at least 1"),

@@ -238,7 +238,7 @@ class Plain(Counted):
                 "again, and they have to be the same ones; a trainkit.data.Loader resumes at once",
                 *(skip, type(source).__name__),
             )
-        batches = islice(iter(source), skip, None)
+        batches: Iterator[Any] = islice(iter(source), skip, None)
         if (length := length_of(source)) is not None:
             batches = self._bounded(batches, length - position, length)
         if hasattr(source, "state_dict") and self._looks_ahead(epoch):
