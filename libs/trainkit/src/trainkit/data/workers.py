@@ -21,13 +21,11 @@ def started(loader: DataLoader[Any]) -> Iterator[Any]:
     A worker is a fork with a copy of the parent's garbage, which it must never collect: memory on a GPU, or pinned for
     one, can be released by the parent only, and a worker that tries it aborts.
     """
-    frozen = gc.get_freeze_count()
     gc.freeze()
     try:
         return iter(loader)
     finally:
-        if not frozen:  # else the program did it
-            gc.unfreeze()
+        gc.unfreeze()
 
 
 def start(worker: int, also: Callable[[int], object] | None = None) -> None:
