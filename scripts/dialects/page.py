@@ -26,7 +26,7 @@ NOTES = {
     "AC-071": "Weights are always safetensors; tied ones stay tied.",
     "AC-078": "Unfreezing after `fit` began does not add parameters to the optimizer yet.",
     "AC-083": "On one process and under DDP; with fp32 or bf16.",
-    "AC-087": "The state is not read-only. `val_key` is added.",
+    "AC-087": "`val_key` is added.",
     "AC-126": "Shown on the CPU, and on a GPU where there is one.",
     "AC-141": "With a tracker, a trial's run lies beside the others of the study, under one name.",
     "AC-X09": "`Evaluator` and `test_step` are from 1.9.2. Methods that the library calls itself, without "

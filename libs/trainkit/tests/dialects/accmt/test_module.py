@@ -289,6 +289,12 @@ def test_the_state_says_how_far_a_run_is(tmp_path: Path) -> None:
         }
     )
     assert module.seen[15] == (1, 3, 15, False)
+    for write in (lambda: setattr(state, "epoch", 7), lambda: state.update(epoch=7), state.reset):
+        with pytest.raises(Exception, match="the state of a run cannot be written") as refused:
+            write()
+        assert refused.type is AttributeError
+    state.additional_metrics["0"]["accuracy"] = 0.0
+    assert state.epoch == 1 and state.additional_metrics["0"]["accuracy"] == 0.75
     made = trainer(tmp_path / "twice", hps(epochs=1), enable_checkpointing=False)
     made.fit(Bowl(), bowls(8), bowls(8))
     assert (made.state.evaluations_done, made.state.val_key) == (1, "0")

@@ -17,6 +17,7 @@ from trainkit.errors import OutOfMemory, TrainkitError
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Bowl,
+    apart,
     bowls,
     hps,
     logged,
@@ -99,11 +100,15 @@ def on_two_processes(folder: str) -> None:
         callback=Guarded(),
         metrics=[counts, Mine("mine")],
         destroy_after_training=False,
+        shuffle_train=False,
     )
     module = OnTwo()
     targets = torch.arange(33.0)
-    made.fit(module, bowls(96), TensorDataset(torch.ones(33), targets))
+    made.fit(module, apart(), TensorDataset(torch.ones(33), targets))
     assert made.state.global_step == 6 and abs(module.w - (2 - 2 * 0.8**6)) < 1e-5
+    states: list[Any] = [None, None]
+    dist.all_gather_object(states, made.state.to_json())
+    assert states[0] == states[1]
     assert calls == ["everywhere", "main" if rank == 0 else "last"]
     assert counts.wanted == (list(range(33)) if rank == 0 else None)
     assert abs(made.state.best_valid_loss - float(((module.w - targets) ** 2).mean())) < 1e-3
@@ -142,6 +147,7 @@ def on_two_processes(folder: str) -> None:
 @pytest.mark.spec("AC-056")
 @pytest.mark.spec("AC-089")
 @pytest.mark.spec("AC-069")
+@pytest.mark.spec("AC-087")
 @pytest.mark.spec("AC-088")
 @pytest.mark.spec("AC-101")
 @pytest.mark.spec("AC-105")

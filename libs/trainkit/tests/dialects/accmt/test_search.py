@@ -159,7 +159,7 @@ def test_a_trial_trains_with_what_it_drew(tmp_path: Path) -> None:
     searched.set_parameters(train_batch_size=4, epochs=9, max_steps=2, learning_rate=(1.0,), scheduler=schedules)
     result = searched.optimize(n_trials=6)
     rates = [[group["lr"] for group in steps.groups[at : at + 2]] for at in range(0, 12, 2)]
-    drawn = [trial.parameters["scheduler"] for trial in result.trials]
+    drawn = [trial.parameters.get("scheduler") for trial in result.trials]
     assert rates == [[1.0, 0.5] if name == "halved" else [1.0, 1.0] for name in drawn]
     assert set(drawn) == set(schedules) and set(steps.kinds) == {torch.optim.AdamW}
     # The evaluation's batch size is that of training unless given: 8 samples are 2 batches.
@@ -231,7 +231,10 @@ def test_a_search_that_was_killed_runs_only_the_rest(tmp_path: Path, direction: 
     assert result.value == best(trial.value for trial in done)
     rates = [trial.parameters["learning_rate"] for trial in done]
     assert len(set(rates)) == 10  # nothing is tried twice
-    (chosen,) = [trial for trial in done if trial.value == result.value]
+    # The values that the killed trial had drawn are tried again, first of all.
+    killed = result.trials[4]
+    assert killed.state == "failed" and killed.parameters == result.trials[5].parameters
+    chosen = next(trial for trial in done if trial.value == result.value)
     assert result.parameters == chosen.parameters and result.folder == tmp_path / f"trial-{chosen.number:04}"
     assert result.parameters["learning_rate"] == result.config.learning_rate
     assert given == [{"accuracy": 0.5, "other": 0.25}] * 10

@@ -43,7 +43,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
     check(module, evaluated=bool(sets))
     metrics = by_set(settings.metrics, list(sets))
     _prepare_model(module, settings)
-    trainer.state.reset()
+    trainer.written_state.reset()
     module.state, module.log_every = trainer.state, settings.log_every
     series = _series(trainer, sets)
     module.tracker = series
@@ -51,13 +51,15 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
     manual = isinstance(module, ExtendedAcceleratorModule)
     if manual and (settings.grad_accumulation_steps or 1) > 1:
         warnings.warn("grad_accumulation_steps is ignored: the module updates by itself", stacklevel=3)
-    progress = Progress(module, trainer.state, series, trainer.monitor, _log_steps(settings))
+    progress = Progress(module, trainer.written_state, series, trainer.monitor, _log_steps(settings))
     routed = _routed(metrics, trainer)
     for callback in trainer.callbacks:
         callback.module, callback.state, callback.trainer = module, trainer.state, trainer
-    hooks = Hooks(trainer.callbacks, trainer.state, manual=manual)
+    hooks = Hooks(trainer.callbacks, trainer.written_state, manual=manual)
     fit = trainkit.Trainer(
-        module=engine(module, trainer.state, {name: set(each._metrics) for name, each in routed.items()}, hooks),
+        module=engine(
+            module, trainer.written_state, {name: set(each._metrics) for name, each in routed.items()}, hooks
+        ),
         optimizer=_optimizer(module, hps),
         schedule=_schedule(module, hps),
         schedule_per="epoch" if hps.step_scheduler_per_epoch else "update",
@@ -179,7 +181,7 @@ def _mlflow(trainer: Trainer) -> MLflow:
 def _routed(metrics: Mapping[str, Mapping[str, Metric]], trainer: Trainer) -> dict[str, Routed]:
     names = dict.fromkeys(name for named in metrics.values() for name in named)
     return {
-        name: Routed(name, {key: named[name] for key, named in metrics.items() if name in named}, trainer.state)
+        name: Routed(name, {key: named[name] for key, named in metrics.items() if name in named}, trainer.written_state)
         for name in names
     }
 
@@ -195,7 +197,7 @@ def _savings(trainer: Trainer, metrics: Mapping[str, Mapping[str, Metric]], prog
             trainer.model_path,
             save=not settings.disable_model_saving,
             patience=patience[label],
-            state=trainer.state,
+            state=trainer.written_state,
             progress=progress,
             max_shard_bytes=checks.shard_bytes(settings.max_shard_size),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -12,7 +13,7 @@ from typing import Any
 
 @dataclass
 class TrainingState:
-    """One live object for module and callbacks. Users read it; the run writes it."""
+    """How far a run is. The run writes it; module and callbacks read it through a `StateView`."""
 
     global_step: int = 0
     train_step: int = 0
@@ -85,3 +86,29 @@ class TrainingState:
         """Takes over what `to_json` returned."""
         for name, value in json.loads(text).items():
             setattr(self, name, value)
+
+
+class StateView(TrainingState):
+    """A live view of a state that cannot be written. The mappings that it returns are copies.
+
+    Raises:
+        AttributeError: on every attempt to set a field.
+    """
+
+    def __init__(self, state: TrainingState) -> None:
+        vars(self)["state"] = state
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _FIELDS:
+            return object.__getattribute__(self, name)
+        value = getattr(vars(self)["state"], name)
+        return copy.deepcopy(value) if isinstance(value, dict) else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"the state of a run cannot be written, not even {name!r}: keep values of your own in attributes of the "
+            "module or the callback"
+        )
+
+
+_FIELDS = frozenset(each.name for each in fields(TrainingState))

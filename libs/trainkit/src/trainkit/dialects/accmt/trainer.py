@@ -16,7 +16,7 @@ from trainkit.dialects.accmt.metrics import Metric, names
 from trainkit.dialects.accmt.module import AcceleratorModule
 from trainkit.dialects.accmt.monitor import Monitor
 from trainkit.dialects.accmt.pretrained import resolved
-from trainkit.dialects.accmt.states import TrainingState
+from trainkit.dialects.accmt.states import StateView, TrainingState
 from trainkit.errors import InvalidSetup
 from trainkit.strategies.gloo import release_tensors
 from trainkit.trackers import MLflow
@@ -35,7 +35,8 @@ class Trainer:
     The other parameters are described row by row in docs/dialects/accmt.md.
 
     Attributes:
-        state: how far the run is.
+        state: how far the run is; cannot be written.
+        written_state: the same, for what runs.
         results: the last evaluation's, by `DATASET/NAME`.
         tracker: where artifacts go, once a run with a tracker began.
 
@@ -112,7 +113,8 @@ class Trainer:
         self.tracker: MLflow | None = None
         self.results: dict[str, float] = {}
         self.callbacks = [callback] if isinstance(callback, Callback) else list(callback or [])
-        self.state = TrainingState()
+        self.written_state = TrainingState()
+        self.state: TrainingState = StateView(self.written_state)
         self.rules: dict[str, tuple[float | None, float | None]] = {}
         self._began = False
         self.waiting_artifacts: list[Path] = []
