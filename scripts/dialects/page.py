@@ -24,7 +24,7 @@ NOTES = {
     "AC-054": "Shown for the host, and for a GPU where there is one.",
     "AC-069": "Weights are always safetensors, whatever `safe_serialization` says: unpickling a file can run code.",
     "AC-071": "Weights are always safetensors; tied ones stay tied.",
-    "AC-078": "Unfreezing after `fit` began does not add parameters to the optimizer yet.",
+    "AC-078": "Freezing and unfreezing during `fit` is not for DeepSpeed, nor for an optimizer of several groups.",
     "AC-083": "On one process and under DDP; with fp32 or bf16.",
     "AC-087": "`val_key` is added.",
     "AC-126": "Shown on the CPU, and on a GPU where there is one.",

@@ -209,13 +209,13 @@ def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> Changes:
     fit.state.finished = False
     changes = sameness.settle(fit, path, state)
     fit.strategy.put_weights(state["model"])
+    for callback in fit.trainer.callbacks:  # before the optimizer, which has what a callback unfroze
+        if callback.name in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][callback.name])
     optimizers.write(fit.optimizer, fit.module, state["optimizer"], path, changes.groups, fit.strategy.group_names)
     if fit.schedule is not None:
         rescheduling.resume(fit, changes, state, state.get("settings", {}))
     fit.strategy.precision.load_state_dict(state["precision"])
-    for callback in fit.trainer.callbacks:
-        if callback.name in state["callbacks"]:
-            callback.load_state_dict(state["callbacks"][callback.name])
     for name in state["callbacks"].keys() - {callback.name for callback in fit.trainer.callbacks}:
         report(
             fit, "changed since the checkpoint: no callback of this run is called %s, and its state is dropped", name

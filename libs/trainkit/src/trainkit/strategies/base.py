@@ -228,6 +228,14 @@ class Strategy:
         """Notification: parameters were written in place, by something else than an update. Updates the copies that
         the strategy holds of them. All processes call it; `writing_weights` does so by itself."""
 
+    def trained_changed(self) -> None:
+        """Notification: parameters were frozen or unfrozen, as their `requires_grad` says. All processes call it,
+        between two accumulation windows.
+
+        Raises:
+            InvalidSetup: the strategy trains what it began with.
+        """
+
     def reshard(self) -> None:
         """Frees the whole parameters that a forward pass gathered and kept, so that `module` has the shards again."""
 

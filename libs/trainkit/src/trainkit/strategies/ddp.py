@@ -108,6 +108,11 @@ class DDP(Distributed):
         step = TrainingStep(self.module, precision)
         self._step = _Settling(step)
         self.evaluate = partial(step, evaluate=True)
+        self._wrap()
+        self.forward = self._synchronised if self._wrapped else self._bare
+
+    def _wrap(self) -> None:
+        """Makes torch's wrapper, which averages the gradients of what is trained now."""
         self._replica = DistributedDataParallel(
             self._step,
             device_ids=[self.device.index] if self.device.type != "cpu" else None,
@@ -117,7 +122,10 @@ class DDP(Distributed):
         if self._hook is not None:
             self._replica.register_comm_hook(*self._hook)
         self._settle_buckets()
-        self.forward = self._replica if self._wrapped else self._bare
+
+    def trained_changed(self) -> None:
+        self._looks = self._wrapped and not self._find_unused
+        self._wrap()
 
     def _settle_buckets(self) -> None:
         """DDP cuts its buckets anew after the first backward pass, in the order in which gradients came, and the cut
@@ -159,6 +167,9 @@ class DDP(Distributed):
         with self._replica.no_sync():
             self._replica.require_forward_param_sync = False  # it would send buffers
             return self._replica(batch)
+
+    def _synchronised(self, batch: Any) -> Any:
+        return self._replica(batch)
 
     def _bare(self, batch: Any) -> Any:
         self._apart = not self._accumulating

@@ -269,6 +269,12 @@ class DeepSpeed(Distributed):
         finally:
             self.weights_changed()
 
+    def trained_changed(self) -> None:
+        raise InvalidSetup(
+            "parameters were frozen or unfrozen during the run, and strategy='deepspeed' trains those that it began "
+            "with: do it before fit, or use strategy='ddp' or 'fsdp'"
+        )
+
     def weights_changed(self) -> None:
         if not self.stage:
             return

@@ -142,3 +142,30 @@ class StopsAt(Noted):
         assert self.state is not None
         if self.state.global_step == self.step:
             raise Stop
+
+
+class Layers(Bowl):
+    """The bowl with a sum of two weights, of which one is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.ModuleDict({"early": Weight(), "late": Weight()})
+        self.freeze(self.model["late"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model["early"](x) + self.model["late"](x)
+
+    @property
+    def weights(self) -> list[float]:
+        return [self.model["early"].w.item(), self.model["late"].w.item()]
+
+
+class Swaps(Noted):
+    """Trains the other weight too after the first epoch, and that alone after the second."""
+
+    def on_epoch_end(self) -> None:
+        module: Any = self.module
+        if self.state.epoch == 0:
+            module.unfreeze(module.model["late"])
+        elif self.state.epoch == 1:
+            module.freeze(module.model["early"])

@@ -19,8 +19,10 @@ from trainkit.errors import InvalidSetup
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Bowl,
+    Layers,
     Noted,
     Rows,
+    Swaps,
     bowls,
     fitted,
     hps,
@@ -151,6 +153,39 @@ def test_only_what_is_not_frozen_in_the_model_is_trained(tmp_path: Path) -> None
     with pytest.raises(Exception, match="get_optimizer has to return a torch optimizer, not a StepLR") as refused:
         fitted(tmp_path / "wrong", module=Schedule())
     assert refused.type is TypeError
+
+
+@pytest.mark.spec("AC-078")
+@pytest.mark.parametrize("clears", ["to none", "to zeros"])
+def test_parts_are_frozen_and_unfrozen_during_a_run(tmp_path: Path, clears: str) -> None:
+    weights, momenta, decay = [0.0, 0.0], [0.0, 0.0], 0.2
+    for step in range(6):
+        gradient = 2 * (sum(weights) - 2)
+        for at in ((0,), (0, 1), (1,))[step // 2]:
+            momenta[at] = 0.9 * momenta[at] + gradient + decay * weights[at]
+        weights = [
+            w - 0.1 * momenta[at] if at in ((0,), (0, 1), (1,))[step // 2] else w for at, w in enumerate(weights)
+        ]
+    numbers: dict[str, Any] = {"epochs": 3, "optim_kwargs": {"lr": 0.1, "momentum": 0.9, "weight_decay": decay}}
+    options: dict[str, Any] = {"train": bowls(16), "val": None, "set_to_none": clears == "to none"}
+    _, module = fitted(tmp_path / "whole", hps(**numbers), module=Layers(), callback=Swaps(), **options)
+    assert module.weights == pytest.approx(weights)
+    # A run that is resumed trains what the first one trained.
+    options["checkpoint_every"] = "1st"
+    for steps in (3, 5, 6):
+        resumed = Layers()
+        fitted(tmp_path / "cut", hps(**numbers, max_steps=steps), module=resumed, callback=Swaps(), **options)
+    assert resumed.weights == module.weights
+
+
+def test_an_unfrozen_part_needs_an_optimizer_of_one_group(tmp_path: Path) -> None:
+    class Groups(Layers):
+        def get_optimizer(self) -> Any:
+            groups = [{"params": [self.model["early"].w]}, {"params": [nn.Parameter(torch.zeros(1))]}]
+            return torch.optim.SGD(groups, lr=0.1)
+
+    with pytest.raises(InvalidSetup, match=r"late\.w was unfrozen during the run, and the optimizer has 2 groups"):
+        fitted(tmp_path, module=Groups(), train=bowls(8), val=None, callback=Swaps())
 
 
 @pytest.mark.spec("AC-074")

@@ -17,6 +17,8 @@ from trainkit.errors import OutOfMemory, TrainkitError
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Bowl,
+    Layers,
+    Swaps,
     apart,
     bowls,
     hps,
@@ -125,6 +127,18 @@ def on_two_processes(folder: str) -> None:
         assert list(weights) == ["w"] and abs(float(weights["w"]) - module.w) < 1e-6
         about = json.loads((place / "best_valid_loss" / "best.json").read_text())
         assert (about["step"], about["epoch"], about["values"]) == (6, 1, [made.state.best_valid_loss])
+    for safe in (True, False):
+        layers, options = Layers(), {"shuffle_train": False, "enable_checkpointing": False}
+        made = trainer(
+            Path(folder) / f"layers-{safe}",
+            callback=Swaps(),
+            safe_steps=safe,
+            destroy_after_training=False,
+            **options,
+        )
+        made.fit(layers, apart())
+        late = 0.8**6 * (1 - 0.6**6)  # both weights go down the rest of the way for six steps, each half of it
+        assert layers.weights == pytest.approx([2 - 2 * 0.8**6 + late, late], abs=1e-6)
     with pytest.raises((TrainkitError, RuntimeError)) as raised:
         options = {"destroy_after_training": False, "enable_checkpointing": False}
         trainer(Path(folder) / "full", hps(epochs=1), **options).fit(Full(), bowls(96))

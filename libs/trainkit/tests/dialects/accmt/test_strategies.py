@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import warnings
@@ -19,7 +20,7 @@ from trainkit.strategies.deepspeed import DeepSpeed
 from trainkit.strategies.fsdp import FSDP
 from trainkit.strategies.single import Single
 
-from libs.trainkit.tests.dialects.accmt.bowl import Bowl, apart, bowls, hps, logged, trainer
+from libs.trainkit.tests.dialects.accmt.bowl import Bowl, Swaps, apart, bowls, hps, logged, trainer
 
 # The module returns the values of a metric that the runs here do not have.
 pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
@@ -49,6 +50,18 @@ class Flat(Bowl):
     def forward(self, x: Tensor) -> Tensor:
         self.given.add(x.dtype)
         return self.model(x[:, None])
+
+
+class FlatLayers(Flat):
+    """The same with sums of two weights, of which one is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.ModuleDict({"early": self.model, "late": copy.deepcopy(self.model)})
+        self.freeze(self.model["late"])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model["early"](x[:, None]) + self.model["late"](x[:, None])
 
 
 class Banners(logging.Handler):
@@ -89,6 +102,14 @@ def on_two_processes(folder: str) -> None:
     assert fit("deepspeed-2-bf16").given == {torch.bfloat16}
     assert fit("deepspeed-2-bf16", prepare_batch=False, enable_prepare_logging=True).given == {torch.float32}
     assert banners.count > 0
+
+    os.environ[VARIABLE], place = "fsdp", Path(folder) / "swaps"
+    made = trainer(place, callback=Swaps(), shuffle_train=False, destroy_after_training=False)
+    made.fit(FlatLayers(), apart(), bowls(32))
+    late = 0.8**6 * (1 - 0.6**6)  # as for `Layers` in test_processes
+    for name, weight in load_weights(place / "best_valid_loss").items():
+        expected = late if name.startswith("late") else 2 - 2 * 0.8**6 + late
+        assert weight.tolist() == [[pytest.approx(expected, abs=1e-5)]] * 2
     dist.destroy_process_group()
     raise SystemExit(0)  # there is no group left that could be closed after this
 
@@ -131,6 +152,11 @@ def test_steps_past_the_wrapper_are_a_matter_of_ddp_alone(tmp_path: Path, monkey
         warnings.simplefilter("always")
         assert type(launch(trainer(tmp_path, safe_mode=False).settings, 2).strategy) is FSDP
     assert told == []
+
+
+def test_deepspeed_trains_what_it_began_with() -> None:
+    with pytest.raises(ValueError, match="during the run, and strategy='deepspeed' trains those that it began with"):
+        DeepSpeed(stage=2).trained_changed()
 
 
 def test_a_strategy_that_there_is_not_is_refused_with_those_that_there_are(

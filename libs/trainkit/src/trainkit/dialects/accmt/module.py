@@ -22,6 +22,7 @@ from trainkit.module import Loss
 
 if TYPE_CHECKING:
     from trainkit.dialects.accmt.callbacks import Hooks
+    from trainkit.dialects.accmt.freezing import Freezing
     from trainkit.dialects.accmt.progress import Progress
     from trainkit.dialects.accmt.series import Series
     from trainkit.dialects.accmt.states import TrainingState
@@ -53,6 +54,7 @@ class AcceleratorModule:
     log_every: int | None = None
     tokenizer: Any = None
     progress: Progress | None = None
+    freezing: Freezing | None = None
 
     @property
     def status_dict(self) -> Mapping[str, Any]:
@@ -119,12 +121,20 @@ class AcceleratorModule:
         return None
 
     def freeze(self, module: nn.Module) -> None:
-        """Its parameters are not trained. Before `fit`, they are left out of the optimizer."""
-        module.requires_grad_(False)
+        """Its parameters are not trained. Before `fit`, they are left out of the optimizer; during it, they stay as
+        they are from the next step on, or from the next accumulation window on."""
+        if self.freezing is None:
+            module.requires_grad_(False)
+        else:
+            self.freezing.change(module, trained=False)
 
     def unfreeze(self, module: nn.Module) -> None:
-        """Its parameters are trained."""
-        module.requires_grad_(True)
+        """Its parameters are trained. During `fit`, those that the optimizer does not have join it, with no state, at
+        the next step or at the next accumulation window."""
+        if self.freezing is None:
+            module.requires_grad_(True)
+        else:
+            self.freezing.change(module, trained=True)
 
     def log(self, values: Mapping[str, Any], step: int, reduction: Literal["mean", "sum"] = "mean") -> None:
         """Sends values to the tracker when the trainer's `log_every` is due. All processes have to call it.

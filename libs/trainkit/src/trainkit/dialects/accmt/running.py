@@ -18,6 +18,7 @@ from trainkit.checkpoints.policy import Checkpoints
 from trainkit.dialects.accmt import checks, loaders, resuming, saving
 from trainkit.dialects.accmt.callbacks import Hooks
 from trainkit.dialects.accmt.extended import ExtendedAcceleratorModule, engine
+from trainkit.dialects.accmt.freezing import Freezing
 from trainkit.dialects.accmt.hyperparameters import HyperParameters, name_of
 from trainkit.dialects.accmt.launching import launch
 from trainkit.dialects.accmt.metrics import Metric, Routed, by_set
@@ -80,6 +81,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
         clip_norm=settings.clip_grad,
         callbacks=[
             progress,
+            Freezing(module),
             *_savings(trainer, metrics, progress),
             FreeMemory(_steps(settings.cleanup_cache_every_n_steps)),
             Summary(),
