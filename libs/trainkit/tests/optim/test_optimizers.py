@@ -178,6 +178,7 @@ def test_sparse_gradients_are_clipped() -> None:
         pytest.param("SGD", {"lr": -1}, marks=pytest.mark.spec("AC-124")),
         pytest.param("Adam", {"betas": [0.9, 1.0]}, marks=pytest.mark.spec("AC-117")),
         pytest.param("SGD", {"nesterov": True}, marks=pytest.mark.spec("AC-124")),
+        pytest.param("SGD", {"nesterov": True, "momentum": 0.9, "dampening": 0.5}, marks=pytest.mark.spec("AC-124")),
         pytest.param("Adafactor", {"lr": 1e-3}, marks=pytest.mark.spec("AC-115")),
         pytest.param("Adafactor", {"warmup_init": True, "relative_step": False}, marks=pytest.mark.spec("AC-115")),
     ],

@@ -146,6 +146,13 @@ def test_arguments_of_a_schedule_out_of_bounds_are_refused(name: str, arguments:
         built(name, **arguments)
 
 
+@pytest.mark.spec("AC-133")
+def test_momentum_cannot_cycle_in_an_optimizer_without_momentum() -> None:
+    made = optimizer("Adagrad")([("w", nn.Parameter(torch.zeros(1)))])
+    with pytest.raises(ValueError, match="momentum"):
+        schedule("CyclicLR", **CYCLE)(made, LONG)
+
+
 @pytest.mark.spec("AC-130")
 def test_warm_restarts_jump_to_a_position_and_go_on_from_there() -> None:
     made = built("CosineAnnealingWarmRestarts", lr=0.1, T_0=4, T_mult=2)

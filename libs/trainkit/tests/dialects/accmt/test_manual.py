@@ -64,7 +64,10 @@ def test_steps_by_hand_end_where_the_trainer_s_end_and_hooks_fire_in_them(tmp_pa
         "on_after_training_step",
     ]
     with pytest.warns(UserWarning, match="grad_accumulation_steps is ignored"):
-        fitted(tmp_path / "ignored", hps(max_steps=1), module=ByHand(), grad_accumulation_steps=4)
+        options: dict[str, Any] = {"grad_accumulation_steps": 4, "log_every": 1, "val": None}
+        _, module = fitted(tmp_path / "ignored", hps(max_steps=2), module=ByHand(), **options)
+    assert float(module.model.w.detach()) == pytest.approx(0.72)
+    assert list(logged(tmp_path / "ignored", "train_loss")) == [1, 2]
 
 
 @pytest.mark.spec("AC-084")

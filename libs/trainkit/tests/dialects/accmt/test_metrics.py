@@ -40,6 +40,20 @@ def test_metrics_have_the_documented_parameters(tmp_path: Path) -> None:
     assert not tmp_path.joinpath("metrics.jsonl").exists()
 
 
+@pytest.mark.spec("AC-101")
+def test_a_metric_gets_what_the_step_returned_under_its_name(tmp_path: Path) -> None:
+    class Two(Bowl):
+        def validation_step(self, key: str, batch: Any) -> Any:
+            return {"loss": batch[0].mean(), "once": (batch[0],), "twice": (batch[0] * 2,)}
+
+    class Sum(Metric):
+        def compute(self, values: Tensor) -> dict[str, float]:
+            return {self.name: values.sum().item()}
+
+    made, _ = fitted(tmp_path, hps(max_steps=12), module=Two(), metrics=[Sum("twice"), Sum("once")])
+    assert made.state.additional_metrics == {"0": {"once": 32.0, "twice": 64.0}}
+
+
 @pytest.mark.spec("AC-102")
 def test_the_main_entry_decides_and_every_entry_is_logged(tmp_path: Path) -> None:
     class Two(Metric):

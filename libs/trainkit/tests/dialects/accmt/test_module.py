@@ -83,6 +83,14 @@ def test_the_teacher_is_moved_to_the_device(tmp_path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.spec("AC-073")
+def test_the_teacher_computes_in_the_precision_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINKIT_STRATEGY", "single-bf16")
+    module = Distilled()
+    fitted(tmp_path, hps(max_steps=1), module=module, val=None, enable_checkpointing=False)
+    assert [each.dtype for each in module.answers] == [torch.bfloat16]
+
+
+@pytest.mark.spec("AC-073")
 @pytest.mark.spec("AC-076")
 @pytest.mark.spec("AC-077")
 def test_a_module_without_a_part_is_refused_before_training(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 from trainkit.data.feed import feed
 from trainkit.dialects.accmt.loaders import adopted
 
-from libs.trainkit.tests.dialects.accmt.bowl import Numbers, Ordered, bowls, fitted, hps, trainer
+from libs.trainkit.tests.dialects.accmt.bowl import Numbers, Ordered, Stop, bowls, fitted, hps, trainer
 
 # The module returns the values of a metric that the runs here do not have.
 pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
@@ -58,6 +58,24 @@ def test_a_module_s_loaders_are_used_as_they_are(tmp_path: Path) -> None:
     module = Own()
     trainer(tmp_path / "none", hps(epochs=1), **options).fit(module)
     assert module.asked == [None, None] and module.evaluated == [40, 40, 16] and len(module.order) == 92
+
+
+@pytest.mark.spec("AC-080")
+def test_batches_of_a_module_s_loader_are_moved_to_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Own(Ordered):
+        def get_train_dataloader(self, dataset: Any) -> Any:
+            return backwards()
+
+        def training_step(self, batch: Any) -> Any:
+            self.keys += [part.device.type for part in batch]
+            raise Stop
+
+    # A device that is not the CPU and that every machine has: its tensors have shapes and no values.
+    monkeypatch.setattr("trainkit.strategies.base.chosen", lambda device, local_rank: torch.device("meta"))
+    module = Own()
+    with pytest.raises(Stop):
+        fitted(tmp_path, module=module, val=None, log_every=None, enable_checkpointing=False, safe_steps=False)
+    assert module.keys == ["meta"] * 3
 
 
 @pytest.mark.spec("AC-080")

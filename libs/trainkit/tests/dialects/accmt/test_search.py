@@ -146,16 +146,19 @@ def test_a_trial_trains_with_what_it_drew(tmp_path: Path) -> None:
     made: list[Any] = []
     steps = Steps()
     searched = search(tmp_path / "fixed", made, callback=steps)
-    fixed = {"beta1": 0.7, "beta2": 0.8, "eps": 1e-6, "weight_decay": 0.3, "optimizer": "Adam"}
+    fixed: dict[str, Any] = {"beta1": 0.7, "beta2": 0.8, "eps": 1e-6, "weight_decay": 0.3, "optimizer": "Adam"}
+    halved = ("StepLR", {"step_size": 1, "gamma": 0.5})
+    fixed |= {"scheduler": halved, "step_scheduler_per_epoch": True}
     searched.set_parameters(train_batch_size=[8], epochs=3, learning_rate=0.5, eval_batch_size=2, **fixed)
     result = searched.optimize(n_trials=1)
-    assert steps.groups == [{"lr": 0.5, "betas": (0.7, 0.8), "eps": 1e-6, "weight_decay": 0.3}] * 6
+    others = {"betas": (0.7, 0.8), "eps": 1e-6, "weight_decay": 0.3}
+    assert steps.groups == [{"lr": lr, **others} for lr in (0.5, 0.5, 0.25, 0.25, 0.125, 0.125)]
     assert set(steps.kinds) == {torch.optim.Adam} and len(made[0].keys) == 3 * 4
     assert result.parameters == {"train_batch_size": 8}
 
     steps = Steps()
     searched = search(tmp_path / "drawn", made, samples=8, callback=steps)
-    schedules = {"halved": ("StepLR", {"step_size": 1, "gamma": 0.5}), "same": "Constant"}
+    schedules = {"halved": halved, "same": "Constant"}
     searched.set_parameters(train_batch_size=4, epochs=9, max_steps=2, learning_rate=(1.0,), scheduler=schedules)
     result = searched.optimize(n_trials=6)
     rates = [[group["lr"] for group in steps.groups[at : at + 2]] for at in range(0, 12, 2)]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trainkit.dialects.accmt.hp_search import HyperParameterSearch
 from trainkit.dialects.accmt.running import _mlflow
 from trainkit.dialects.accmt.tracker import BaseTracker, MLFlow
 from trainkit.errors import Interrupted, TrainkitError
@@ -120,6 +121,18 @@ def test_a_run_shows_on_a_server(mlflow_server: Any, tmp_path: Path) -> None:
     made = trainer(tmp_path, hps(epochs=1), track_name="served", log_with="mlflow", logging_dir=mlflow_server.uri)
     made.fit(Bowl(), bowls(96))
     assert only_run(client(mlflow_server.uri), "served").info.status == "FINISHED"
+
+
+@pytest.mark.spec("AC-141")
+def test_trials_of_a_search_are_runs_below_its_name(mlflow_server: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"log_with": "mlflow", "logging_dir": mlflow_server.uri, "enable_checkpointing": False}
+    searched = HyperParameterSearch(Bowl, bowls(8), bowls(8), model_path=tmp_path / "tuned", **options)
+    searched.set_parameters(train_batch_size=8)
+    searched.optimize(n_trials=2)
+    found = client(mlflow_server.uri)
+    experiment = found.get_experiment_by_name("tuned")
+    assert experiment is not None
+    assert {run.info.run_name for run in found.search_runs([experiment.experiment_id])} == {"trial-0000", "trial-0001"}
 
 
 @pytest.mark.spec("AC-042")

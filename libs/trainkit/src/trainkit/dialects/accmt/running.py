@@ -52,7 +52,9 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
     manual = isinstance(module, ExtendedAcceleratorModule)
     if manual and (settings.grad_accumulation_steps or 1) > 1:
         warnings.warn("grad_accumulation_steps is ignored: the module updates by itself", stacklevel=3)
-    progress = Progress(module, trainer.written_state, series, trainer.monitor, _log_steps(settings))
+    accumulate = 1 if manual else settings.grad_accumulation_steps or 1
+    log_steps = _log_steps(settings, accumulate)
+    progress = Progress(module, trainer.written_state, series, trainer.monitor, log_steps)
     routed = _routed(metrics, trainer)
     for callback in trainer.callbacks:
         callback.module, callback.state, callback.trainer = module, trainer.state, trainer
@@ -71,7 +73,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
         evaluate_first=settings.eval_when_start and bool(sets),
         evaluate_last=settings.eval_when_finish and settings.evaluate_every_n_steps is not None,
         metrics=routed,
-        accumulate=1 if manual else settings.grad_accumulation_steps or 1,
+        accumulate=accumulate,
         strategy=chosen.strategy,
         device="cpu" if IS_CPU else None,
         precision=chosen.precision,
@@ -88,7 +90,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
             hooks,
         ],
         trackers=[series],
-        log_every=_log_every(settings),
+        log_every=_log_every(log_steps),
         checkpoints=_checkpoints(trainer, sets),
         on_change=trainer.on_change,
         out_of_memory="retry" if settings.safe_steps and chosen.strategy.works_alone and not manual else "raise",
@@ -146,14 +148,14 @@ def _steps(count: int | None) -> str | None:
     return None if count is None else f"{count}st"
 
 
-def _log_steps(settings: Any) -> int | None:
+def _log_steps(settings: Any, accumulate: int) -> int | None:
+    """`log_every` in steps, of which `accumulate` make an update; 0: at the end of each epoch; None: never."""
     if settings.log_every is None:
         return None
-    return 0 if settings.log_every == -1 else settings.log_every * (settings.grad_accumulation_steps or 1)
+    return 0 if settings.log_every == -1 else settings.log_every * accumulate
 
 
-def _log_every(settings: Any) -> str | None:
-    steps = _log_steps(settings)
+def _log_every(steps: int | None) -> str | None:
     return None if steps is None else f"{steps}st" if steps else "1ep"
 
 
