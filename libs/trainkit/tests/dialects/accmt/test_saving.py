@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from torch import nn
 from trainkit.callbacks.weights import load_weights
 from trainkit.dialects.accmt.callbacks import Callback
 from trainkit.dialects.accmt.saving import canonical, rule_of
+from trainkit.errors import DamagedCheckpoint
 from trainkit.metrics.rules import Record, Term
 
 from libs.trainkit.tests.dialects.accmt.bowl import (
     Bowl,
     Rows,
+    Stop,
     bowls,
     fitted,
     hps,
@@ -171,6 +174,28 @@ def test_tied_weights_of_a_saved_model_stay_tied(tmp_path: Path) -> None:
         assert all(torch.equal(weights[name], each) for name, each in expected.items())
         with safe_open(saved / "model.safetensors", framework="pt") as file:
             assert len(file.keys()) == len(expected) - 1
+
+
+@pytest.mark.spec("AC-069")
+def test_a_run_that_dies_while_it_replaces_a_saved_model_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename, saved = Path.rename, list[Path]()
+
+    def dying(path: Path, target: Path) -> Path:
+        if target.name == "best_valid_loss":
+            saved.append(target)
+            if len(saved) == 2:
+                raise Stop
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", dying)
+    with pytest.raises(Stop):
+        fitted(tmp_path, enable_checkpointing=False)
+    found = {}
+    with contextlib.suppress(OSError, DamagedCheckpoint):
+        found = load_weights(tmp_path / "best_valid_loss")
+    assert {name: float(each) for name, each in found.items()} == {"w": pytest.approx(2 - 2 * 0.8**12)}
 
 
 @pytest.mark.spec("AC-065")
