@@ -29,6 +29,7 @@ from trainkit.durations import Steps, duration
 from trainkit.errors import DamagedCheckpoint, Interrupted, InvalidSetup, InvalidStep, NonFiniteLoss
 from trainkit.loop import batch_norm, evaluation, leaving, manual
 from trainkit.loop.batches import moved
+from trainkit.loop.buffers import Unstored
 from trainkit.loop.cadences import Cadences
 from trainkit.loop.checking import check, check_module
 from trainkit.loop.desync import compare
@@ -78,6 +79,7 @@ class Fit:
         recovery: what looks after steps that do not fit into memory, or None.
         window: how the losses of the present accumulation window are weighted.
         due: what is due every so often.
+        unstored: the module's buffers that are not in its state.
         stop_reason: why the run ended early, or None.
         interrupted: a signal ends the run: its last checkpoint is one that an uninterrupted run does not make.
         total_steps: the step at which the run will end, or None when its duration and its data do not say.
@@ -494,6 +496,7 @@ class Fit:
         self.strategy.prepare(module, Precision(trainer.precision, self.strategy.device))
         self.strategy.initial = None  # it holds what it computed from
         self.module = self.strategy.module
+        self.unstored = Unstored(self.module)
         self.optimizer = self.strategy.make_optimizer(self.plan.make_optimizer)
         self._forward = self.strategy.forward
         self.manual = manual.open_updates(self)

@@ -57,6 +57,8 @@ def _shared(fit: Fit) -> dict[str, Any]:
         "about": sameness.described(fit),
         "settings": settings.described(fit),
         "model": fit.strategy.weights(),
+        "extra": fit.strategy.extra_state(),
+        "buffers": fit.unstored.changed(),
         "optimizer": optimizers.read(fit.optimizer, fit.module, fit.strategy.group_names),
         "schedule": fit.schedule.state_dict() if fit.schedule is not None else {},
         "precision": fit.strategy.precision.state_dict(),
@@ -208,7 +210,8 @@ def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> Changes:
     fit.state.load(state["state"])
     fit.state.finished = False
     changes = sameness.settle(fit, path, state)
-    fit.strategy.put_weights(state["model"])
+    fit.strategy.put_weights(state["model"], state.get("extra", {}))
+    fit.unstored.put(state.get("buffers", {}))
     for callback in fit.trainer.callbacks:  # before the optimizer, which has what a callback unfroze
         if callback.name in state["callbacks"]:
             callback.load_state_dict(state["callbacks"][callback.name])

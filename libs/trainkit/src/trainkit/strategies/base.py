@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -204,9 +205,22 @@ class Strategy:
         """Parameters and stored buffers by name; sharded ones are DTensors."""
         return {name: value for name, value in self.module.state_dict().items() if isinstance(value, Tensor)}
 
-    def put_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Takes over what was read from a checkpoint into the tensors of `weights`. These are the live ones here."""
+    def extra_state(self) -> dict[str, Any]:
+        """What submodules add to the module's state that is no tensor, by name: see torch's `get_extra_state`."""
+        return {name: value for name, value in self.module.state_dict().items() if not isinstance(value, Tensor)}
+
+    def put_weights(self, weights: Mapping[str, Tensor], extra: Mapping[str, Any]) -> None:
+        """Takes over what was read from a checkpoint into the tensors of `weights`, and what `extra_state` returned.
+
+        The tensors are the live ones, unless the module gives others for them: by a hook, or as extra state.
+        """
+        self._load_copies(weights, extra)
         self.weights_changed()
+
+    def _load_copies(self, weights: Mapping[str, Tensor], extra: Mapping[str, Any]) -> None:
+        live = {id(each) for each in chain(self.module.parameters(), self.module.buffers())}
+        if extra or any(id(weight) not in live for weight in self.module.state_dict(keep_vars=True).values()):
+            self.module.load_state_dict({**weights, **extra}, strict=False)
 
     @contextmanager
     def writing_weights(self) -> Iterator[dict[str, nn.Parameter]]:

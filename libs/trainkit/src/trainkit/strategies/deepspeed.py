@@ -246,13 +246,13 @@ class DeepSpeed(Distributed):
         with self._deepspeed.zero.GatheredParameters([value]):
             return value.detach().cpu().clone()
 
-    def put_weights(self, weights: Mapping[str, Tensor]) -> None:
-        if self.stage == 3:
-            values = self.module.state_dict(keep_vars=True)
-            for name, weight in weights.items():
-                if hasattr(values[name], "ds_id"):
-                    with self._deepspeed.zero.GatheredParameters([values[name]], modifier_rank=0):
-                        values[name].data.copy_(weight)
+    def put_weights(self, weights: Mapping[str, Tensor], extra: Mapping[str, Any]) -> None:
+        values = self.module.state_dict(keep_vars=True)
+        cut = {name for name in weights if hasattr(values[name], "ds_id")}  # of stage 3
+        for name in cut:
+            with self._deepspeed.zero.GatheredParameters([values[name]], modifier_rank=0):
+                values[name].data.copy_(weights[name])
+        self._load_copies({name: weight for name, weight in weights.items() if name not in cut}, extra)
         self.weights_changed()
 
     @contextmanager
