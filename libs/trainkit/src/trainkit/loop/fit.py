@@ -33,6 +33,7 @@ from trainkit.loop.buffers import Unstored
 from trainkit.loop.cadences import Cadences
 from trainkit.loop.checking import check, check_module
 from trainkit.loop.desync import compare
+from trainkit.loop.frozen import Frozen
 from trainkit.loop.length import total_steps
 from trainkit.loop.losses import Mean, loss_of
 from trainkit.loop.modes import put_in_training_mode
@@ -342,6 +343,7 @@ class Fit:
     def apply(self) -> bool:
         """Clips the gradients and takes the optimizer's step. False when the update was left out."""
         trainer, optimizer, strategy, hooks = self.trainer, self.optimizer, self.strategy, self._hooks
+        self._frozen.check(optimizer)
         if strategy.precision.scaler is not None:
             strategy.precision.unscale(optimizer)
         if trainer.clip_norm is not None or self.need_grad_norm:
@@ -496,7 +498,7 @@ class Fit:
         self.strategy.prepare(module, Precision(trainer.precision, self.strategy.device))
         self.strategy.initial = None  # it holds what it computed from
         self.module = self.strategy.module
-        self.unstored = Unstored(self.module)
+        self.unstored, self._frozen = Unstored(self.module), Frozen(self.module)
         self.optimizer = self.strategy.make_optimizer(self.plan.make_optimizer)
         self._forward = self.strategy.forward
         self.manual = manual.open_updates(self)

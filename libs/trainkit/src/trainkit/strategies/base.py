@@ -91,6 +91,7 @@ class Strategy:
     forward: Callable[[Any], Any]
     evaluate: Callable[[Any], Any]
     precision: Precision
+    _optimizer: Optimizer
 
     @property
     def is_main(self) -> bool:
@@ -119,7 +120,8 @@ class Strategy:
 
     def make_optimizer(self, factory: OptimizerFactory) -> Optimizer:
         """The optimizer over the trainable parameters."""
-        return factory([(name, p) for name, p in self.module.named_parameters() if p.requires_grad])
+        self._optimizer = factory([(name, p) for name, p in self.module.named_parameters() if p.requires_grad])
+        return self._optimizer
 
     def accumulating(self) -> AbstractContextManager[Any]:
         """Within it, gradients stay on this process: more of the same window will follow."""
@@ -158,8 +160,12 @@ class Strategy:
                 p.grad = None
 
     def gradients(self) -> list[Tensor]:
-        """The gradients that are there, local shards where sharded."""
-        return [p.grad for p in self.module.parameters() if p.grad is not None]
+        """The gradients of an update that are there, local shards where sharded."""
+        return [p.grad for p in self._updated() if p.grad is not None]
+
+    def _updated(self) -> Iterator[Tensor]:
+        """What the optimizer updates. Nothing clears the gradients of other parameters, so they must not count."""
+        return (p for group in self._optimizer.param_groups for p in group["params"])
 
     def partial_gradients(self) -> dict[str, Tensor]:
         """This process's gradients of an unfinished window, whole, by the names of their parameters. All processes
@@ -180,7 +186,7 @@ class Strategy:
         """
         norm = torch.nn.utils.get_total_norm(self.gradients())
         if max_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.module.parameters(), max_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self._updated(), max_norm, norm)
         return norm
 
     def sum(self, values: Tensor) -> Tensor:

@@ -108,37 +108,59 @@ class DDP(Distributed):
         step = TrainingStep(self.module, precision)
         self._step = _Settling(step)
         self.evaluate = partial(step, evaluate=True)
-        self._wrap()
-        self.forward = self._synchronised if self._wrapped else self._bare
+        self._parameters = list(self.module.parameters())
+        self._replica = self._made_replica(first=True)
+        self.forward = self._in_replica if self._wrapped else self._bare
 
-    def _wrap(self) -> None:
-        """Makes torch's wrapper, which averages the gradients of what is trained now."""
-        self._replica = DistributedDataParallel(
+    def _made_replica(self, *, first: bool) -> DistributedDataParallel:
+        """torch's wrapper, which averages what is trained now."""
+        self._trained = [p.requires_grad for p in self._parameters]
+        replica = DistributedDataParallel(
             self._step,
             device_ids=[self.device.index] if self.device.type != "cpu" else None,
             find_unused_parameters=self._find_unused,
             bucket_cap_mb=self._bucket_mb,
+            init_sync=first,
         )
         if self._hook is not None:
-            self._replica.register_comm_hook(*self._hook)
-        self._settle_buckets()
+            replica.register_comm_hook(*self._hook)
+        self._settle_buckets(replica)
+        return replica
 
     def trained_changed(self) -> None:
-        self._looks = self._wrapped and not self._find_unused
-        self._wrap()
+        self._follow_trained()
 
-    def _settle_buckets(self) -> None:
+    def _in_replica(self, batch: Any) -> Any:
+        self._follow_trained()
+        return self._replica(batch)
+
+    def _follow_trained(self) -> None:
+        """Makes torch's wrapper again when parameters were frozen or unfrozen, on every process: it averages those that
+        were trained when it was made."""
+        if [p.requires_grad for p in self._parameters] == self._trained:
+            return
+        before, gradients = self._replica, [p.grad for p in self._parameters]
+        before.reducer._remove_autograd_hooks()
+        self._replica = self._made_replica(first=False)
+        self._replica.require_forward_param_sync = before.require_forward_param_sync
+        for p, gradient in zip(self._parameters, gradients, strict=True):
+            p.grad = gradient
+        self._looks = self._wrapped and not self._find_unused
+
+    def _settle_buckets(self, replica: DistributedDataParallel) -> None:
         """DDP cuts its buckets anew after the first backward pass, in the order in which gradients came, and the cut
         decides in which order processes are added. We let it happen before training, in a fixed order, so that a run
         that was started again adds as the first one did."""
         if self._find_unused or self._hook is not None:
             return
         for _ in range(2):
-            self._replica(_Settling.PASS).backward()
+            replica(_Settling.PASS).backward()
         self.module.zero_grad()
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
+        if self._wrapped:
+            self._follow_trained()
         self._accumulating = True
         try:
             with self._replica.no_sync():
@@ -167,9 +189,6 @@ class DDP(Distributed):
         with self._replica.no_sync():
             self._replica.require_forward_param_sync = False  # it would send buffers
             return self._replica(batch)
-
-    def _synchronised(self, batch: Any) -> Any:
-        return self._replica(batch)
 
     def _bare(self, batch: Any) -> Any:
         self._apart = not self._accumulating
@@ -245,7 +264,8 @@ class _Settling(nn.Module):
         total: Any = 0.0
         for parameter in self.parameters():
             if parameter.requires_grad:
-                total = total + parameter.reshape(-1)[:1].sum() * 0
+                nothing = parameter.reshape(-1)[:1].sum() * 0
+                total = total + (nothing.real if nothing.is_complex() else nothing)
         return total
 
 

@@ -64,9 +64,9 @@ class FSDP(Distributed):
                 param_dtype_override_fn=lambda p: precision.dtype if id(p) in cast_anyway else p.dtype,
             )
         for unit in self._found(module):
-            _refuse_mixed(unit)
+            _check_parameters(unit)
             fully_shard(unit, **options)
-        _refuse_mixed(module)
+        _check_parameters(module)
         step = TrainingStep(module, precision)
         self._root = cast(Any, fully_shard(step, **options))
         self._fill(module)
@@ -173,7 +173,12 @@ _CAST = (
 )
 
 
-def _refuse_mixed(unit: nn.Module) -> None:
+def _check_parameters(unit: nn.Module) -> None:
+    if empty := [name for name, p in unit.named_parameters() if _own(p) and not p.numel()]:
+        raise InvalidSetup(
+            f"{empty[0]} has no elements, and fsdp cannot add gradients of such a parameter: freeze it "
+            "(requires_grad_(False)), or leave it out"
+        )
     named = {str(p.dtype).removeprefix("torch."): n for n, p in unit.named_parameters() if _own(p)}
     if len(named) > 1:
         (one, first), (other, second) = list(named.items())[:2]
