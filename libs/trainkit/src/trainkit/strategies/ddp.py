@@ -35,7 +35,8 @@ class Distributed(Strategy):
         self.local_rank = int(os.environ.get("LOCAL_RANK", self.rank))
         self.device = chosen(device, self.local_rank)
         if self.device.type != "cpu":
-            if self.device.index is None:  # of the type that was asked for, this process has its own
+            index: int | None = self.device.index
+            if index is None:  # of the type that was asked for, this process has its own
                 self.device = torch.device(self.device.type, self.local_rank % torch.accelerator.device_count())
             torch.accelerator.set_device_index(self.device)
             if self._owns_group:
