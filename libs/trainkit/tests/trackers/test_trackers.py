@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from trainkit.errors import TrainkitError
+from trainkit import Checkpoints
+from trainkit.errors import InvalidSetup, TrainkitError
 from trainkit.trackers import (
     Background,
     Csv,
@@ -31,6 +34,7 @@ from trainkit.trackers.base import Outcome
 from trainkit.trackers.clock import Clock
 
 from libs.trainkit.tests.forks import Forks
+from libs.trainkit.tests.slope import trainer
 from libs.trainkit.tests.trackers.server import Server, wait_for
 from scripts.testbed.patience import PATIENCE_S
 from scripts.testbed.ports import free_port
@@ -256,6 +260,33 @@ def test_a_run_without_a_folder_asks_for_a_path(make: Callable[[], Tracker]) -> 
         make().open(context(None))
 
 
+@pytest.mark.parametrize("given", [False, True], ids=["the run's folder", "a folder of the user"])
+def test_tensorboard_shows_every_step_once_when_a_run_starts_again_that_had_no_checkpoint(
+    given: bool, tmp_path: Path
+) -> None:
+    for steps in (7, 3):
+        tracker = TensorBoard(tmp_path / "tensorboard" if given else None)
+        tracker.open(context(tmp_path))
+        for step in range(steps):
+            tracker.log({"train/loss": step / steps}, step)
+        tracker.close("stopped")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(each.step, each.value) for each in events.Scalars("train/loss")] == [
+        (step, pytest.approx(step / 3)) for step in range(3)
+    ]
+
+
+@pytest.mark.parametrize("make", [JsonLines, Csv, TensorBoard])
+def test_two_trackers_of_one_place_are_refused(make: Any, tmp_path: Path) -> None:
+    tracker = make()
+    for pair in ([tracker, tracker], [make(), make()]):
+        with pytest.raises(InvalidSetup, match=rf"the tracker {make.__name__} both store to {tmp_path}.*leave one out"):
+            trainer(trackers=pair, checkpoints=Checkpoints(folder=tmp_path)).fit()
+
+
 def test_tensorboard_shows_every_step_once_after_a_kill(tmp_path: Path) -> None:
     run_killed_at_7_and_resumed_at_5(TensorBoard, tmp_path)
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -348,6 +379,41 @@ def test_mlflow_has_every_point_once_when_rows_of_the_checkpoints_step_were_logg
     for name, points in {"loss": [(5, 0.5), (6, 0.6)], "val/loss": [(5, 2.0), (5, 3.0)]}.items():
         history = client.get_metric_history(again.run_id, name)
         assert sorted((each.step, each.value) for each in history) == points
+
+
+def test_mlflow_has_the_values_of_a_resumed_run_whose_settings_changed(server: Server, tmp_path: Path) -> None:
+    first = MLflow(server.uri, experiment="changed")
+    clock = Clock()
+    first.open(RunContext(name="changed", folder=tmp_path, clock=clock))
+    cut = clock.cut()
+    first.log({"loss": 1.0, "same": math.inf}, 6)
+    first.flush()
+    again = MLflow(server.uri, experiment="changed")
+    again.open(RunContext(name="changed", folder=tmp_path, resumed_step=5, resumed_time=cut, clock=Clock(cut)))
+    again.log({"loss": 0.25, "same": math.inf}, 6)
+    again.close("finished")
+
+    import mlflow
+
+    client = mlflow.MlflowClient(server.uri)
+    assert client.get_run(again.run_id).data.metrics["loss"] == 0.25
+    assert len(client.get_metric_history(again.run_id, "same")) == 1
+
+
+def test_two_mlflow_trackers_of_a_run_continue_their_own(server: Server, tmp_path: Path) -> None:
+    def pair() -> list[MLflow]:
+        return [MLflow(server.uri, experiment=name) for name in ("one", "other")]
+
+    began, resumed = pair(), pair()
+    for tracker in began:
+        tracker.open(context(tmp_path))
+        tracker.close("stopped")
+    for tracker in reversed(resumed):
+        tracker.open(context(tmp_path, 5))
+        tracker.close("finished")
+
+    assert [tracker.run_id for tracker in resumed] == [tracker.run_id for tracker in began]
+    assert began[0].run_id != began[1].run_id
 
 
 def test_an_mlflow_server_that_is_not_there_is_told_before_training(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from trainkit.errors import InvalidSetup
 from trainkit.trackers.base import Outcome, RunContext, Tracker
 from trainkit.trackers.clock import Clock
 from trainkit.trackers.values import Values, copied
@@ -50,15 +51,29 @@ class Trackers:
         """Opens all of them. On processes but the first there are none.
 
         Raises:
+            InvalidSetup: two of them store to the same place.
             Exception: one could not be; those before it stay open until `close`.
         """
         self._clock = context.clock
         for tracker in trackers:
             tracker.open(context)
             self._open.append(tracker)
+        self._refuse_shared()
         early, self._early = self._early, []
         for values, step in early:
             self.log(values, step)
+
+    def _refuse_shared(self) -> None:
+        places: dict[str, Tracker] = {}
+        for tracker in self._open:
+            if (place := tracker.destination) is None:
+                continue
+            if place in places:
+                raise InvalidSetup(
+                    f"{_name(places[place])} and {_name(tracker)} both store to {place}, where each would replace or "
+                    "repeat the rows of the other: leave one out, or give it another place"
+                )
+            places[place] = tracker
 
     def log(self, values: Mapping[str, float | Tensor], step: int) -> None:
         """Gives a copy of a row to each."""

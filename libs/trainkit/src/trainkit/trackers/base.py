@@ -57,6 +57,11 @@ class RunContext:
 class Tracker(ABC):
     """Stores series of numbers."""
 
+    @property
+    def destination(self) -> str | None:
+        """Where an open tracker stores rows; two of one run cannot store to the same place. None: not known."""
+        return None
+
     @abstractmethod
     def open(self, context: RunContext) -> None:
         """Called once before the first `log`, after a resume.

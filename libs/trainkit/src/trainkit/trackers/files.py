@@ -28,6 +28,10 @@ class _File(Background):
         self._file: io.FileIO | None = None
         self._size = 0
 
+    @property
+    def destination(self) -> str | None:
+        return None if self.path is None else str(self.path.resolve())
+
     def _open(self, context: RunContext) -> None:
         if self._given is None and context.folder is None:
             name = type(self).__name__

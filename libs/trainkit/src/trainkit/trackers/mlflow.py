@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from trainkit.errors import InvalidSetup, TrainkitError
 from trainkit.extras import require
@@ -23,13 +24,18 @@ _STATUS: dict[Outcome, str] = {"finished": "FINISHED", "stopped": "KILLED", "fai
 _MEMORY = "mlflow.json"  # in the run's folder: which run of the server's it is
 _MOST_METRICS, _MOST_PARAMETERS, _LONGEST_VALUE = 1000, 100, 6000  # what the server takes in one request
 _TOO_MANY_REQUESTS = 429
+_Point: TypeAlias = tuple[str, int, str]
+"""Name, step and value as text."""
 
 
 class MLflow(Background):
     """One run of an MLflow experiment. A resumed run continues it: every point is there once.
 
-    A server deletes no points, so those that the killed process stored after the checkpoint stay. Each of them is
-    recognised by its name and step when it is logged again, and is not sent.
+    A server deletes no points, so those that the killed process stored after the checkpoint stay. A point that is
+    logged again with the same name, step and value is not sent. One with another value, as after a changed setting, is
+    sent, and the server has both, of which the later one is that of the resumed run.
+
+    A run can have several: the folder remembers a run for each `uri`, `experiment` and `run_name`.
 
     While the server is away, rows wait and training goes on.
 
@@ -62,9 +68,13 @@ class MLflow(Background):
         self.uri, self.experiment, self.run_name, self.tags = uri, experiment, run_name, dict(tags or {})
         self.run_id, self.artifacts = "", artifacts
         self._client: Any = None
-        self._beyond: Counter[tuple[str, int]] = Counter()  # stored after the checkpoint, and not logged again yet
+        self._beyond: Counter[_Point] = Counter()  # stored after the checkpoint, and not logged again yet
         self._rows: Sequence[Row] = ()
         self._points: list[Any] = []  # of these rows, and not sent yet
+
+    @property
+    def destination(self) -> str | None:
+        return f"the MLflow run {self.run_id}" if self.run_id else None
 
     def _open(self, context: RunContext) -> None:
         # Rows are tried again here, so the client should not keep the thread for minutes, past the end of the run.
@@ -81,8 +91,11 @@ class MLflow(Background):
     def _begin_or_continue(self, client: Any, context: RunContext) -> None:
         self._client = client
         memory = context.folder / _MEMORY if context.folder is not None else None
-        if context.resumed_step is not None and memory is not None and memory.exists():
-            self.run_id = json.loads(memory.read_text())["run_id"]
+        known = json.loads(memory.read_text()) if memory is not None and memory.exists() else {}
+        runs: dict[str, str] = known.get("runs", {})
+        key = json.dumps([self.uri, self.experiment or context.name, self.run_name or context.name])
+        if context.resumed_step is not None and (run_id := _remembered(known, runs, key)) is not None:
+            self.run_id = run_id
             self._client.update_run(self.run_id, status="RUNNING")
             self._report_moved(self.experiment or context.name)
             self._beyond = Counter(self._after_checkpoint(context))
@@ -91,7 +104,8 @@ class MLflow(Background):
         self.run_id = self._create(context)
         if memory is not None:
             memory.parent.mkdir(parents=True, exist_ok=True)
-            memory.write_text(json.dumps({"run_id": self.run_id}))
+            kept = runs if key not in runs else {}  # else those of a run that began before
+            memory.write_text(json.dumps({"run_id": self.run_id, "runs": {**kept, key: self.run_id}}))
 
     def _report_moved(self, wanted: str) -> None:
         experiment = self._client.get_run(self.run_id).info.experiment_id
@@ -119,12 +133,12 @@ class MLflow(Background):
     def _place(self) -> str | None:
         return None if self.artifacts is None else Path(self.artifacts).resolve().as_uri()
 
-    def _after_checkpoint(self, context: RunContext) -> Iterator[tuple[str, int]]:
-        """The stored points that the resumed run logs again, with the same values."""
+    def _after_checkpoint(self, context: RunContext) -> Iterator[_Point]:
+        """The stored points that the resumed run logs again."""
         for name in self._client.get_run(self.run_id).data.metrics:
             for point in self._client.get_metric_history(self.run_id, name):
                 if not context.keeps(point.step, point.timestamp / 1000):
-                    yield name, point.step
+                    yield _point(name, point.step, point.value)
 
     def _write(self, rows: Sequence[Row]) -> None:
         if rows is not self._rows:  # else it is another try, which sends the rest
@@ -137,8 +151,8 @@ class MLflow(Background):
         entities = require("mlflow.entities", "the MLflow tracker")
         for row in rows:
             for name, value in row.values.items():
-                if self._beyond[name, row.step] > 0:
-                    self._beyond[name, row.step] -= 1
+                if self._beyond[again := _point(name, row.step, value)] > 0:
+                    self._beyond[again] -= 1
                 else:
                     yield entities.Metric(name, value, int(row.time * 1000), row.step)
 
@@ -166,6 +180,17 @@ class MLflow(Background):
             raise InvalidSetup(f"there is no file {path}")
         store = self._client.log_artifacts if Path(path).is_dir() else self._client.log_artifact
         store(self.run_id, str(path), folder)
+
+
+def _point(name: str, step: int, value: float) -> _Point:
+    """A point, to compare it with others. MLflow stores the largest number for infinity."""
+    return name, step, repr(min(max(value, -sys.float_info.max), sys.float_info.max))
+
+
+def _remembered(known: Mapping[str, Any], runs: Mapping[str, str], key: str) -> str | None:
+    """The run that a tracker had before. When the folder knows a single one, it is that, whatever changed."""
+    run_id: str | None = runs.get(key) if key in runs or len(runs) > 1 else known.get("run_id")
+    return run_id
 
 
 def _reach(uri: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ _LENGTH, _CRC_BYTES = struct.Struct("<Q"), 4
 class TensorBoard(Background):
     """Scalars for TensorBoard. What is not in the checkpoint is cut off its files when a run resumes from it.
 
-    A viewer that has read it already hides what is beyond the checkpoint's step.
+    A viewer that has read it already hides what is beyond the checkpoint's step. A run that starts from its first step
+    replaces the files in its own folder; in a `folder` that was given, viewers hide what was there before.
 
     Args:
         folder: of the event files; default `tensorboard` in the run's folder.
@@ -36,6 +38,11 @@ class TensorBoard(Background):
         super().__init__(capacity=capacity, interval_s=interval_s)
         self.folder = Path(folder) if folder is not None else None
         self._writer: Any = None
+        self._place: Path | None = None
+
+    @property
+    def destination(self) -> str | None:
+        return None if self._place is None else str(self._place.resolve())
 
     def _open(self, context: RunContext) -> None:
         require("tensorboard", "the TensorBoard tracker")
@@ -45,10 +52,14 @@ class TensorBoard(Background):
             raise InvalidSetup(
                 "TensorBoard: the run has no folder, because it makes no checkpoints: give TensorBoard(folder=...)"
             )
-        folder = self.folder or (context.folder or Path()) / "tensorboard"
+        self._place = folder = self.folder or (context.folder or Path()) / "tensorboard"
+        purge = None if context.resumed_step is None else context.resumed_step + 1
         if context.resumed_time is not None:
             _cut_off(folder, context.resumed_time)
-        purge = None if context.resumed_step is None else context.resumed_step + 1
+        elif context.resumed_step is None and self.folder is None:  # what was killed before its first checkpoint
+            _cut_off(folder, -math.inf)
+        elif context.resumed_step is None:  # a user's folder can hold the files of other runs
+            purge = 0
         try:
             self._writer = SummaryWriter(str(folder), purge_step=purge, filename_suffix=_SUFFIX)
         except OSError as error:
