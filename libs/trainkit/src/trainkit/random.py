@@ -107,11 +107,18 @@ def _put(state: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Host generators start from `seed` within the block, and are as before after it."""
+def unchanged() -> Iterator[None]:
+    """Host generators are after the block as they were before it."""
     before = _raw()
-    seed_here(seed)
     try:
         yield
     finally:
         _put(before)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Host generators start from `seed` within the block, and are as before after it."""
+    with unchanged():
+        seed_here(seed)
+        yield

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -22,11 +24,14 @@ from torch.utils.data import (
     get_worker_info,
 )
 from torch.utils.data.distributed import DistributedSampler
+from trainkit import Callback, Checkpoints
 from trainkit.data import Loader
 from trainkit.data.feed import feed
 from trainkit.errors import InvalidData, InvalidSetup, WrongCheckpoint
+from trainkit.loop.fit import Fit
 
-from libs.trainkit.tests.data.seen import resumed, seen
+from libs.trainkit.tests.data.seen import SLOWLY, Seen, resumed, seen
+from libs.trainkit.tests.slope import trainer
 
 NUMBERS = TensorDataset(torch.arange(22.0))
 WEIGHTS = [1.0] * 11 + [0.0] * 11
@@ -212,6 +217,32 @@ def test_other_loaders_resume_by_set_epoch_or_by_their_state(make: Callable[[], 
 
     assert resumed(make, tmp_path / "within an epoch", 4) == whole
     assert resumed(make, tmp_path / "at its end", len(whole) // 2) == whole
+
+
+class Drawing(Callback):
+    """Draws from the generator of the training process in each step."""
+
+    def __init__(self) -> None:
+        self.drawn: list[float] = []
+
+    def on_step_end(self, fit: Fit, loss: Tensor) -> None:
+        self.drawn.append(torch.rand(()).item())
+
+
+def noisy(samples: list[Any]) -> Any:
+    return [torch.stack([sample[0] for sample in samples]) + torch.rand(())]
+
+
+def test_what_is_read_again_draws_nothing_from_the_training_process(tmp_path: Path) -> None:
+    def drawn(checkpoints: Checkpoints | None, *callbacks: Callback) -> list[float]:
+        train, drawing = DataLoader(NUMBERS, 4, sampler=ByEpoch(), collate_fn=noisy), Drawing()
+        run = trainer(train=train, callbacks=[drawing, *callbacks], checkpoints=checkpoints, optimizer=SLOWLY)
+        with suppress(KeyboardInterrupt):
+            run.fit()
+        return drawing.drawn
+
+    policy = Checkpoints(folder=tmp_path, every="4st")
+    assert drawn(policy, Seen(die_after=4)) + drawn(policy) == drawn(None)
 
 
 @pytest.mark.parametrize(

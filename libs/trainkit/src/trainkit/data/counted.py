@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from copy import deepcopy
 from itertools import chain, islice, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, SequentialSampler
 
 from trainkit.errors import InvalidData
+from trainkit.random import unchanged
 
 if TYPE_CHECKING:
     from trainkit.data.feed import Peers
@@ -238,7 +240,10 @@ class Plain(Counted):
                 "again, and they have to be the same ones; a trainkit.data.Loader resumes at once",
                 *(skip, type(source).__name__),
             )
-        batches: Iterator[Any] = islice(iter(source), skip, None)
+        with unchanged() if position else nullcontext():  # what is read again must not draw what training draws next
+            batches: Iterator[Any] = iter(source)
+            for _ in islice(batches, skip):
+                pass
         if (length := length_of(source)) is not None:
             batches = self._bounded(batches, length - position, length)
         if hasattr(source, "state_dict") and self._looks_ahead(epoch):
