@@ -66,9 +66,9 @@ def on_two_processes(folder: str) -> None:
     trainkit.data.loader.DataLoader = noted  # type: ignore[assignment, misc]
     for workers in (None, 0):
         asked.clear()
-        trainer(place / str(workers), hps(max_steps=1), dataloader_num_workers=workers, **LIGHT).fit(
-            Bowl(), bowls(96), bowls(32)
-        )
+        # A loader is made when it is first read, so an evaluation has to run before the only step.
+        options = {"dataloader_num_workers": workers, "eval_when_start": True, **LIGHT}
+        trainer(place / str(workers), hps(max_steps=1), **options).fit(Bowl(), bowls(96), bowls(32))
         found[f"workers {workers}"] = list(asked)
     (place / f"found-{rank}.json").write_text(json.dumps(found))
 
