@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from trainkit import Checkpoints, Trainer
+from trainkit.checkpoints import export
 from trainkit.data import Loader
+from trainkit.errors import CheckpointError
 from trainkit.sharded import whole
 
 
@@ -140,3 +142,16 @@ def test_a_table_that_never_changes_is_not_stored(tmp_path: Path) -> None:
 
     stored = (tmp_path / "step-5" / "index.json").read_text()
     assert "/buffers/level" in stored and "/buffers/table" not in stored
+
+
+def test_a_type_that_no_checkpoint_holds_is_refused_before_training_and_rare_ones_are_stored(tmp_path: Path) -> None:
+    wide, rare = Net(), Net()
+    wide.register_buffer("table", torch.ones(2, dtype=torch.complex128))
+    rare.register_buffer("table", torch.arange(3).to(torch.uint16))
+
+    with pytest.raises(CheckpointError, match=r"table is complex128, and a checkpoint can hold bfloat16, .*: convert"):
+        trained(wide, 5, tmp_path, "single")
+    trained(rare, 5, tmp_path, "single")
+
+    table = export.model(tmp_path / "step-5")["table"]
+    assert table.dtype == torch.uint16 and table.tolist() == [0, 1, 2]

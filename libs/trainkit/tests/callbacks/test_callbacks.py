@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -304,6 +305,39 @@ def test_the_average_is_that_of_the_formula() -> None:
     trainer(ema).fit()
     expected = averages_by_hand(24, lambda n: min(0.9, (1 + n) / (10 + n)))
     assert ema.averages["w"].item() == pytest.approx(expected, rel=1e-5)
+
+
+class Halves(nn.Module):
+    """Weights in 16 bits, and complex ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        self.c = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        return self.w.float().square().sum() + self.c.abs().square().sum()
+
+
+def test_an_average_of_weights_in_16_bits_is_kept_in_32_also_over_evaluations() -> None:
+    class Steps(Callback):
+        def __init__(self) -> None:
+            self.averages: dict[str, Tensor] = {}
+
+        def on_fit_start(self, fit: Fit) -> None:
+            self.averages = {name: p.detach().clone().cfloat() for name, p in fit.module.named_parameters()}
+
+        def on_update_end(self, fit: Fit) -> None:
+            for name, p in fit.module.named_parameters():
+                self.averages[name] = self.averages[name] * 0.999 + p.detach().cfloat() * 0.001
+
+    ema, steps = EMA(0.999, warm_up=False), Steps()
+    fit = trainer(ema, steps, module=Halves(), optimizer=partial(torch.optim.SGD, lr=0.01), evaluate_every="3st").fit()
+
+    for name, average in steps.averages.items():
+        assert torch.allclose(ema.averages[name].cfloat(), average.cfloat(), rtol=1e-5, atol=1e-6), name
+    assert ema.averages["w"].dtype == torch.float32 and fit.module.w.dtype == torch.bfloat16
+    assert not torch.equal(fit.module.w.float(), ema.averages["w"])
 
 
 def test_evaluations_see_the_average_and_training_does_not(tmp_path: Path) -> None:

@@ -91,6 +91,21 @@ def test_a_row_has_the_values_that_it_was_logged_with() -> None:
     assert first.rows == second.rows == wanted
 
 
+class Odd(Callback):
+    """Logs what is no number, and what cannot even be copied."""
+
+    def on_step_end(self, fit: Fit, loss: Tensor) -> None:
+        weight = next(fit.module.parameters())
+        fit.log({"graph": [weight * 2], "generator": (each for each in ()), "gradient": weight.sum() * 0 + 3})
+
+
+def test_what_is_no_number_loses_its_value_and_not_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fitted([Odd()], [JsonLines(tmp_path / "rows")], max_duration="1st")
+
+    assert json.loads((tmp_path / "rows").read_text())["gradient"] == 3
+    assert "graph of step 1 is no number" in caplog.text and "generator of step 1 is no number" in caplog.text
+
+
 def test_what_is_logged_to_a_queue_directly_is_copied_too(tmp_path: Path) -> None:
     tracker, value = JsonLines(tmp_path / "rows", interval_s=60), torch.zeros(())
     tracker.open(RunContext(name="run", folder=None))

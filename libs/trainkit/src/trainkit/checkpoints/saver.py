@@ -22,7 +22,7 @@ from torch import Tensor
 from trainkit.checkpoints import folder as folders
 from trainkit.checkpoints.files import Stored, check_writable, write
 from trainkit.checkpoints.policy import Checkpoints
-from trainkit.checkpoints.shards import INDEX, Planner, file_of, index_of, write_shard
+from trainkit.checkpoints.shards import INDEX, Planner, file_of, index_of, refuse_other_types, write_shard
 from trainkit.checkpoints.snapshot import SHARED, Snapshot, own_file
 from trainkit.checkpoints.tree import split
 from trainkit.errors import CheckpointError, InvalidSetup
@@ -78,6 +78,7 @@ class Saver:
         tensors: dict[str, Tensor] = {}
         shared = split(snapshot.shared, "", tensors)
         own = split(snapshot.own, f"/ranks/{self._rank}", tensors)
+        refuse_other_types(tensors)
         copies = self._copied(tensors)
         self._start(lambda: self._write(snapshot, shared, own, Planner(tensors, copies, is_main=self._rank == 0)))
         if not self._policy.asynchronous:

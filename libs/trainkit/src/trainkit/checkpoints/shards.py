@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 from trainkit.checkpoints.files import Stored, write
-from trainkit.errors import DamagedCheckpoint, WrongCheckpoint
+from trainkit.errors import CheckpointError, DamagedCheckpoint, WrongCheckpoint
 
 INDEX = "index.json"
 _NAMES = {
@@ -40,6 +40,9 @@ _NAMES = {
     torch.int32: "I32",
     torch.int16: "I16",
     torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
     torch.uint8: "U8",
     torch.bool: "BOOL",
     torch.complex64: "C64",
@@ -51,6 +54,16 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 def file_of(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
+
+
+def refuse_other_types(tensors: Mapping[str, Tensor]) -> None:
+    """Raises `CheckpointError` if a tensor has a type that safetensors files do not have."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _NAMES))
+            raise CheckpointError(
+                f"{name} is {str(tensor.dtype).removeprefix('torch.')}, and a checkpoint can hold {known}: convert it"
+            )
 
 
 class Planner(DefaultSavePlanner):

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 
 from trainkit.checkpoints.policy import Checkpoints
 from trainkit.checkpoints.saver import Saver
+from trainkit.checkpoints.shards import refuse_other_types
 from trainkit.errors import Interrupted
+from trainkit.initial.traversal import named_tensors
 from trainkit.loop import snapshots
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ class Keeper:
 
     def __init__(self, fit: Fit, policy: Checkpoints, closing: ExitStack) -> None:
         self._fit, self._policy = fit, policy
+        refuse_other_types(named_tensors(fit.module))
         self._folder = policy.place()
         self._saver = Saver(
             self._folder,

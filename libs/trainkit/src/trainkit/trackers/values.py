@@ -56,7 +56,8 @@ def _copy_in_place(row: Values) -> None:
 
 
 def copied_value(value: Any) -> Any:
-    """A copy of one value. What is no number is copied as it is, for the tracker to refuse."""
+    """A copy of one value. What is no number is copied as it is, or as a text of its type, for the tracker to
+    refuse."""
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Tensor):
@@ -64,7 +65,11 @@ def copied_value(value: Any) -> Any:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
+        pass
+    try:
         return deepcopy(value)
+    except Exception:  # what cannot be copied either is no reason to end a run
+        return f"a {type(value).__name__}, which is no number"
 
 
 def _copied_tensor(tensor: Tensor) -> Any:
