@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 PATIENCE_S = 240
+NOTICE_S = 60
+"""How long the others may take to end when one process has failed."""
 OFFERED = "TRAINKIT_TEST_FORKS"
 """The variable with the descriptors of an offered server: where it answers, and where it reads requests."""
 
@@ -104,8 +106,8 @@ def _codes(children: list[int]) -> list[int]:
     while len(codes) < len(children):
         pid, status = os.wait()
         codes[pid] = os.waitstatus_to_exitcode(status)
-        if codes[pid] < 0:
-            signal.alarm(1)
+        if codes[pid] and not any(codes[other] for other in codes if other != pid):
+            signal.alarm(1 if codes[pid] < 0 else NOTICE_S)
     signal.alarm(0)
     return [codes[pid] for pid in children]
 

@@ -119,17 +119,13 @@ def on_two_processes(folder: str) -> None:
     assert abs(made.state.best_valid_loss - float(((module.w - targets) ** 2).mean())) < 1e-3
     # The first process has 16 rows of 33.
     assert made.state.additional_metrics == {"0": {"accuracy": 33.0, "mine": (16 * 1.0 + 17 * 0.5) / 33}}
-    if rank == 0:
-        assert (
-            logged(place, "rank") == {6: 1.5}
-            and logged(place, "total") == {6: 3.0}
-            and logged(place, "plain") == {6: 1.0}
-        )
-        assert (place / "best_valid_loss").is_dir()
-        weights = load_weights(place / "best_valid_loss")
-        assert list(weights) == ["w"] and abs(float(weights["w"]) - module.w) < 1e-6
-        about = json.loads((place / "best_valid_loss" / "best.json").read_text())
-        assert (about["step"], about["epoch"], about["values"]) == (6, 1, [made.state.best_valid_loss])
+    dist.barrier()  # the first process has written everything
+    assert [logged(place, name) for name in ("rank", "total", "plain")] == [{6: 1.5}, {6: 3.0}, {6: 1.0}]
+    assert (place / "best_valid_loss").is_dir()
+    weights = load_weights(place / "best_valid_loss")
+    assert list(weights) == ["w"] and abs(float(weights["w"]) - module.w) < 1e-6
+    about = json.loads((place / "best_valid_loss" / "best.json").read_text())
+    assert (about["step"], about["epoch"], about["values"]) == (6, 1, [made.state.best_valid_loss])
     for safe in (True, False):
         layers, options = Layers(), {"shuffle_train": False, "enable_checkpointing": False}
         made = trainer(
