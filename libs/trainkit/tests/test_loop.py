@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +19,7 @@ from trainkit.durations import Cadence, Epochs, Steps, Tokens, duration
 from trainkit.errors import InvalidSetup, InvalidStep
 from trainkit.loop.fit import Fit
 from trainkit.state import State
-from trainkit.trackers import RunContext
+from trainkit.trackers import JsonLines, RunContext
 from trainkit.trainer import Totals
 
 from libs.trainkit.tests.slope import Slope, Written, ones, trainer
@@ -129,6 +130,45 @@ def test_hooks_are_called_in_the_order_that_the_documentation_gives() -> None:
         "on_epoch_done",
         "on_fit_end",
     ]
+
+
+class Done(Callback):
+    """Its state is the epochs that are done. It ends the run in the step after them, like a kill."""
+
+    def __init__(self, ends: bool = False) -> None:
+        self.done: list[int] = []
+        self._ends = ends
+
+    def on_epoch_done(self, fit: Fit) -> None:
+        self.done.append(fit.state.epoch)
+        fit.log({"done": fit.state.epoch})
+
+    def on_step_start(self, fit: Fit, batch: Any) -> None:
+        if self._ends and self.done:
+            fit.flush_trackers()
+            raise KeyboardInterrupt
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self.done}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.done = list(state["done"])
+
+
+def test_an_epoch_whose_checkpoint_was_made_is_done_in_the_resumed_run_too(tmp_path: Path) -> None:
+    def run(callback: Done, **options: Any) -> None:
+        policy = Checkpoints(folder=tmp_path, every="1ep")
+        options |= {"checkpoints": policy, "trackers": [JsonLines()], "log_every": None}
+        trainer(callbacks=[callback], **options).fit()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Done(ends=True))
+    resumed = Done()
+    run(resumed)
+
+    assert resumed.done == [1, 2]
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["done"]) for row in rows] == [(12, 1), (24, 2)]
 
 
 def test_the_mean_loss_of_a_log_is_over_all_its_samples() -> None:

@@ -233,9 +233,17 @@ def noisy(samples: list[Any]) -> Any:
     return [torch.stack([sample[0] for sample in samples]) + torch.rand(())]
 
 
-def test_what_is_read_again_draws_nothing_from_the_training_process(tmp_path: Path) -> None:
+class Unsized:
+    """Batches whose number is known only at their end, so that one is read ahead."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(DataLoader(NUMBERS, 4, collate_fn=noisy))
+
+
+@pytest.mark.parametrize("make", [lambda: DataLoader(NUMBERS, 4, sampler=ByEpoch(), collate_fn=noisy), Unsized])
+def test_what_is_read_again_draws_nothing_from_the_training_process(make: Callable[[], Any], tmp_path: Path) -> None:
     def drawn(checkpoints: Checkpoints | None, *callbacks: Callback) -> list[float]:
-        train, drawing = DataLoader(NUMBERS, 4, sampler=ByEpoch(), collate_fn=noisy), Drawing()
+        train, drawing = make(), Drawing()
         run = trainer(train=train, callbacks=[drawing, *callbacks], checkpoints=checkpoints, optimizer=SLOWLY)
         with suppress(KeyboardInterrupt):
             run.fit()

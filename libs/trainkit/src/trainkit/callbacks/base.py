@@ -119,7 +119,8 @@ class Callback:
         """`state.epoch` counts this epoch; its evaluation is done, its checkpoint comes next."""
 
     def on_epoch_done(self, fit: Fit) -> None:
-        """The epoch's checkpoint was made, if one was due: nothing more comes of this epoch."""
+        """The epoch's checkpoint was made, if one was due: nothing more comes of this epoch. A run that resumes from
+        that checkpoint calls it before its first step."""
 
     def on_fit_end(self, fit: Fit) -> None:
         """The run ended as it should, early or not."""

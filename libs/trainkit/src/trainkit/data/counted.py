@@ -130,7 +130,8 @@ class Counted:
 
     def _ahead(self, items: Iterator[Item], epoch: int, position: int) -> Iterator[Any]:
         filler: Any = None
-        item, counts = self._next(items, False, epoch, position)
+        with unchanged() if position else nullcontext():  # it was read before the checkpoint, and is read again
+            item, counts = self._next(items, False, epoch, position)
         while max(counts) > 0:
             if _NEVER in counts:
                 first = next(rank for rank, count in enumerate(counts) if count > 0)

@@ -85,6 +85,7 @@ class Fit:
         interrupted: a signal ends the run: its last checkpoint is one that an uninterrupted run does not make.
         total_steps: the step at which the run will end, or None when its duration and its data do not say.
         left: what is open of the last step's end, when its evaluation was cut short.
+        epoch_ends: `on_epoch_done` of the epoch that ended is still to be called.
     """
 
     def __init__(self, trainer: Trainer) -> None:
@@ -106,6 +107,7 @@ class Fit:
         self.window: Window
         self._signals = Signals(self.strategy, self.state, trainer.checkpoints)
         self.left: Tail | None = None
+        self.epoch_ends = False
         self._trackers = Trackers()
         self._keeper: Keeper | None = None
         self.recovery: Recovery | None = None
@@ -168,6 +170,8 @@ class Fit:
     def _train(self) -> None:
         if self.trainer.evaluate_first and self.state.step == 0:
             leaving.evaluate(self)
+        if self.epoch_ends:  # the checkpoint was made before
+            self._end_epoch()
         if self.left is not None:
             self._end_step(self.left)
         while not self._over():
@@ -391,13 +395,14 @@ class Fit:
         self.left = None
         if tail.last:
             self.call("on_epoch_end")
+            self.epoch_ends = True
         if tail.saves or self.due.saves(state):
             self.checkpoint()
         over = self._over()
         if self._keeper is not None:
             self._keeper.look(over)
         if tail.last:
-            self.call("on_epoch_done")
+            self._end_epoch()
         self._signals.place = after_step(state.step)
         if self._signals.asked and not over:
             leaving.interrupt(self)
@@ -410,6 +415,10 @@ class Fit:
         if self.schedule is not None and self.plan.per == "epoch" and not self.manual:
             self.step_schedule()
         self.refuse_non_finite()
+
+    def _end_epoch(self) -> None:
+        self.epoch_ends = False
+        self.call("on_epoch_done")
 
     def _over(self) -> bool:
         state = self.state

@@ -68,6 +68,7 @@ def _shared(fit: Fit) -> dict[str, Any]:
         "grad_norm": fit.grad_norm,
         "stop_reason": fit.stop_reason,
         "left": fit.left._asdict() if fit.left is not None else None,
+        "epoch_ends": fit.epoch_ends,
         "save_asked": fit._keeper is not None and fit._keeper.asked,
     }
 
@@ -228,6 +229,7 @@ def _apply_shared(fit: Fit, path: Path, state: dict[str, Any]) -> Changes:
     norm = state["grad_norm"]
     fit.grad_norm = norm.to(fit.strategy.device) if norm is not None else None
     fit.left = Tail(**state["left"]) if state["left"] is not None else None
+    fit.epoch_ends = state.get("epoch_ends", False)
     if state["save_asked"]:
         fit.checkpoint()
     fit.stop_reason = state["stop_reason"]  # a run that was stopped early stays so
