@@ -125,6 +125,35 @@ def test_a_step_that_does_not_fit_is_tried_again_and_then_cut(room: int, fails_a
     assert fit.train_loss == pytest.approx(trainer(accumulate=3).fit().train_loss)
 
 
+class Normed(nn.Module):
+    """Counts and averages what comes by; its attempts of some numbers fail after that."""
+
+    def __init__(self, *fails: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.line = nn.BatchNorm1d(1), nn.Linear(1, 1)
+        self.register_buffer("seen", torch.zeros(1))
+        self.register_buffer("table", torch.arange(3.0))
+        self.attempts, self.fails = 0, fails
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        self.attempts += 1
+        self.seen = self.seen + batch[0].mean()
+        loss = (self.line(self.norm(batch[0][:, None])) - self.seen - self.table.sum()).square().mean()
+        if self.attempts in self.fails:
+            raise torch.OutOfMemoryError("no room")
+        return loss
+
+
+def test_a_step_that_is_tried_again_updates_running_statistics_once() -> None:
+    failed = trainer(module=Normed(1, 5, 8), out_of_memory="retry").fit()
+    whole = trainer(module=Normed()).fit()
+
+    assert failed.recovery is not None and failed.recovery.recovered == 3
+    for name, value in whole.module.state_dict().items():
+        assert torch.equal(failed.module.state_dict()[name], value), name
+
+
 def test_a_sample_that_does_not_fit_ends_the_run() -> None:
     with pytest.raises(OutOfMemory, match="single sample"):
         trainer(module=Large(0), out_of_memory="split").fit()

@@ -1,10 +1,10 @@
 """Steps that do not fit into memory: freed, tried again, then, if wanted, cut in halves until they fit.
 
 The gradients of earlier steps of the window are set aside while a step runs, so that a failed attempt leaves nothing
-behind; random numbers start from where they were. Nothing is communicated within an attempt. After every step, and
-after every set of an evaluation, each process says whether it got there, so that one that fails for good takes the
-others with it instead of leaving them waiting, or meeting it with other numbers; gradients meet at the end of the
-window.
+behind; buffers, such as running statistics, are put back, and random numbers start from where they were. Nothing is
+communicated within an attempt. After every step, and after every set of an evaluation, each process says whether it got
+there, so that one that fails for good takes the others with it instead of leaving them waiting, or meeting it with
+other numbers; gradients meet at the end of the window.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from trainkit import random
 from trainkit.data.counted import leading
 from trainkit.errors import OutOfMemory
 from trainkit.loop.batches import halves
+from trainkit.loop.buffers import Attempted
 from trainkit.memory import free, holders
 from trainkit.strategies.base import Strategy
 
@@ -42,6 +43,7 @@ class Recovery:
         self.recovered = 0
         """Steps that did not fit at first."""
         self._most: int | None = None
+        self._buffers = Attempted(strategy.module)
 
     def step(self, batch: Any, attempt: Attempt) -> Tensor:
         """The mean loss of a batch, whose gradients are added to the window's.
@@ -108,12 +110,15 @@ class Recovery:
     def _tried(self, batch: Any, share: float, attempt: Attempt) -> Tensor | None:
         aside, loss = self._set_aside(), None
         try:
+            self._buffers.begin()
             loss = attempt(batch, share)
+            self._buffers.succeed()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
         if loss is None:  # outside of the handler, because the exception's frames hold what has to be freed
             self._set_aside()
+            self._buffers.undo()
             free()
         self._put_back(aside)
         return loss
