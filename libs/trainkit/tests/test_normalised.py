@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 from trainkit import Trainer
 from trainkit.data import Loader
 from trainkit.errors import InvalidSetup
@@ -65,7 +66,31 @@ class Mixed(Images):
         self.head.to(torch.bfloat16)
 
 
+class Points(nn.Module):
+    """Norms points, of which a sample has several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2)
+
+    def training_step(self, batch: list[Tensor]) -> Tensor:
+        return self.norm(batch[0].flatten(0, 1)).square().mean()
+
+
+class Batches(IterableDataset[Tensor]):
+    """A stream of single samples."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for at in range(self._samples):
+            yield torch.arange(3) % (at + 2), torch.tensor(at / 64)
+
+
 def two(folder: str) -> None:
+    with pytest.raises(InvalidSetup, match=r"blocks.0.1 .* a process has a batch of a single row"):
+        trained(flat=True, strategy="ddp", train=Loader(Batches(11), 8))
     rows = {"train": Loader(TensorDataset(torch.randint(5, (11, 3)), torch.zeros(11)), 8)}
     with pytest.raises(InvalidSetup, match=r"blocks.0.1 .* 3 sample\(s\) for 2 process\(es\)"):
         trained(flat=True, strategy="ddp", **rows)
@@ -88,6 +113,21 @@ def test_fsdp_in_16_bits_trains_norms_and_ends_where_ddp_ends(tmp_path: Path, fo
     for name in ("fsdp", "full"):
         for key, values in found["ddp"].items():
             assert found[name][key] == pytest.approx(values, abs=1e-5), key
+
+
+def test_batch_norm_that_gets_a_single_row_of_a_stream_or_an_iterable_is_refused() -> None:
+    plain = [[torch.randint(5, (rows, 3)), torch.zeros(rows)] for rows in (4, 1)]
+    for train in (Loader(Batches(9), 8), plain):
+        with pytest.raises(InvalidSetup, match=r"BatchNorm1d and needs two .* a single row: leave out batches"):
+            trained(flat=True, train=train)
+
+
+def test_a_last_sample_of_several_points_reaches_batch_norm() -> None:
+    points = Loader(TensorDataset(torch.randn(9, 5, 2)), 8)
+    fit = Trainer(
+        module=Points(), optimizer=partial(torch.optim.SGD, lr=0.1), train=points, max_duration="1ep", device="cpu"
+    ).fit()
+    assert fit.state.step == 2
 
 
 def test_batch_norm_that_a_single_row_would_reach_is_refused_in_the_first_step() -> None:

@@ -129,6 +129,22 @@ def test_an_accumulated_update_is_the_mean_over_all_targets(kind: str) -> None:
     assert fit.state.tokens == {"sequences": 11, "causal": 39}.get(kind, 50)
 
 
+def numbered(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch as collators for transformers' own trainer make it."""
+    batch = torch.utils.data.default_collate(rows)
+    return {**batch, "num_items_in_batch": (batch["labels"] != -100).sum()}
+
+
+def test_a_number_of_items_that_a_batch_brings_does_not_count_twice(caplog: pytest.LogCaptureFixture) -> None:
+    module, fresh = HuggingFace(model("causal")), model("causal")
+
+    updated(module, "causal", train=Loader(samples("causal"), 4, shuffle=False, collate=numbered))
+
+    fresh.train()
+    assert_exact(module.model, fresh, partial(by_hand, "causal", fresh), "causal")
+    assert not caplog.records
+
+
 SMOOTHED = nn.CrossEntropyLoss(label_smoothing=0.1)
 CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], dict[str, Any], float]] = {
     "label smoothing": (SMOOTHED, {}, 0.1),

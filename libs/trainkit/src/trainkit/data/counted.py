@@ -52,6 +52,7 @@ class Counted:
     Attributes:
         present: the samples of the present batch over all processes, and those of this one.
         by_rows: a mean loss counts by its rows; else every batch counts as much as any other.
+        fewest: the samples of the present batch on the process that has fewest, of those that have one.
         units, all_units: what the present batch counts in a mean: of this process, and over all of them.
     """
 
@@ -61,7 +62,7 @@ class Counted:
         self._rank, self._world = 0, 1
         self._peers: Peers | None = None
         self.present = (0, 0)
-        self.units = self.all_units = 0
+        self.fewest = self.units = self.all_units = 0
         self._last = False
 
     # What subclasses say
@@ -112,14 +113,14 @@ class Counted:
         """The batches of one process that knows how many there are."""
         steps = self.steps(epoch)
         assert steps is not None
-        before = self.units = self.all_units = 1
+        before = self.fewest = self.units = self.all_units = 1
         self.present = (1, 1)
         for batch, rows, _ in items:
             if rows != before:  # most batches have as many as the one before
                 if rows < 1:
                     raise _no_rows(epoch, position, None)
                 self.present = (rows, rows)
-                before = rows
+                before = self.fewest = rows
             position += 1
             yield batch
         if position < steps:
@@ -142,7 +143,7 @@ class Counted:
             present, before = item, [count for count in counts if count > 0]
             item, counts = self._next(items, True, epoch, position + 1)
             rows, samples = present.rows if present is not None else 0, sum(before)
-            self.present = (samples, rows)
+            self.present, self.fewest = (samples, rows), min(before)
             self.units, self.all_units = (rows, samples) if self.by_rows else (min(rows, 1), len(before))
             self._last = max(counts) <= 0
             self._note(present.state if present is not None else None, item is None)

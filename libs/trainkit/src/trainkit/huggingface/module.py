@@ -18,6 +18,9 @@ from trainkit.module import Loss
 
 _log = logging.getLogger("trainkit")
 
+_COUNTED = ("num_items_in_batch",)
+"""What transformers' own trainer lets a model divide its loss by. Here the whole update is counted."""
+
 
 Count: TypeAlias = "Callable[[Mapping[str, Any]], Tensor | int | float]"
 
@@ -28,7 +31,8 @@ class HuggingFace(nn.Module):
     The loss is returned as sum and count of its targets (tokens, sequences, ...), which trainkit sees when the model
     computes it with a mean of `torch.nn.functional`: updates are then exact when batches have different numbers of
     targets. What a model adds to that mean in place counts in the same way. Another loss is weighted by the rows of
-    its batch, with a warning, unless `count` says over how much it is a mean.
+    its batch, with a warning, unless `count` says over how much it is a mean. A `num_items_in_batch` in a batch is left
+    out, because trainkit counts over the whole update.
 
         module = HuggingFace.from_pretrained("bert-base-cased", "AutoModelForSequenceClassification", num_labels=4)
 
@@ -171,8 +175,9 @@ class HuggingFace(nn.Module):
                 f"a Hugging Face model takes batches that are mappings, not {type(batch).__name__}: "
                 "give the loader a collator"
             )
+        given = {name: value for name, value in batch.items() if name not in _COUNTED}
         with noted_means() as means:
-            output = self(**batch)
+            output = self(**given)
         loss = self._loss(output, batch)
         counted = Loss(loss * (count := self._count(batch)), count) if self._count is not None else means.counted(loss)
         if counted is None and not self._warned:
