@@ -87,8 +87,14 @@ def serve() -> None:
     import torch.distributed.checkpoint
     import torch.distributed.fsdp
     import torchmetrics  # noqa: F401
+    import trainkit.callbacks.ema
     import trainkit.checkpoints.saver
-    import trainkit.loop.fit  # noqa: F401
+    import trainkit.loop.fit
+
+    # What a process would import by itself: a source that is edited while tests run would give it two versions.
+    import trainkit.loop.keeper
+    import trainkit.strategies.ddp
+    import trainkit.strategies.fsdp  # noqa: F401
 
     sys.path.append(str(Path(__file__).parents[3]))  # the repository, as in pytest, for what tests' files share
     torch.set_num_threads(1)
