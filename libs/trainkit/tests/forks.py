@@ -7,6 +7,7 @@ request as many processes as are asked for; a forked one starts within milliseco
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -98,6 +99,8 @@ def serve() -> None:
 
     sys.path.append(str(Path(__file__).parents[3]))  # the repository, as in pytest, for what tests' files share
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # a forked process that collects garbage searches what is its own
     for number, line in enumerate(sys.stdin):
         request = {"number": number, **json.loads(line)}
         children = [_fork(request, rank) for rank in range(request["processes"])]

@@ -92,6 +92,7 @@ class Stream(IterableDataset[float]):
 @pytest.mark.parametrize("dataset", [[0.0, 1.0, 2.0, 3.0], Stream()], ids=["samples", "stream"])
 def test_a_worker_does_not_collect_its_parents_garbage(dataset: Any, tmp_path: Path) -> None:
     note = tmp_path / "collector"
+    gc.unfreeze()  # as in a script
     gc.disable()
     _IN_FORKS.append(gc.collect)
     try:
@@ -103,3 +104,11 @@ def test_a_worker_does_not_collect_its_parents_garbage(dataset: Any, tmp_path: P
         gc.enable()
     gc.collect()
     assert note.read_text() == str(os.getpid())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_script_froze_stays_frozen(workers: int) -> None:
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    assert len(list(Loader([0.0, 1.0, 2.0, 3.0], 2, num_workers=workers))) == 2
+    assert gc.get_freeze_count() >= frozen

@@ -21,11 +21,16 @@ def started(loader: DataLoader[Any]) -> Iterator[Any]:
     A worker is a fork with a copy of the parent's garbage, which it must never collect: memory on a GPU, or pinned for
     one, can be released by the parent only, and a worker that tries it aborts.
     """
+    if not loader.num_workers:
+        return iter(loader)
+    if frozen := gc.get_freeze_count():
+        gc.collect()  # what is garbage now would stay
     gc.freeze()
     try:
         return iter(loader)
     finally:
-        gc.unfreeze()
+        if not frozen:  # else it would undo what the script froze
+            gc.unfreeze()
 
 
 def start(worker: int, also: Callable[[int], object] | None = None) -> None:
