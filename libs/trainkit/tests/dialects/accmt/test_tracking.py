@@ -125,7 +125,7 @@ def test_a_run_shows_on_a_server(mlflow_server: Any, tmp_path: Path) -> None:
 
 @pytest.mark.spec("AC-141")
 def test_trials_of_a_search_are_runs_below_its_name(mlflow_server: Any, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"log_with": "mlflow", "logging_dir": mlflow_server.uri, "enable_checkpointing": False}
+    options: dict[str, Any] = {"log_with": "mlflow", "logging_dir": mlflow_server.uri, "dataloader_num_workers": 0}
     searched = HyperParameterSearch(Bowl, bowls(8), bowls(8), model_path=tmp_path / "tuned", **options)
     searched.set_parameters(train_batch_size=8)
     searched.optimize(n_trials=2)
