@@ -71,6 +71,9 @@ class Strategy:
     holds_gradients = True
     """Whether parameters have their gradients when a window is complete."""
 
+    updates_copies = False
+    """Whether updates are made to copies of the module's weights, so that a write to these needs `weights_changed`."""
+
     works_alone = True
     """Whether a step can do without the other processes; see `alone`."""
 

@@ -64,6 +64,7 @@ class DeepSpeed(Distributed):
         self.holds_gradients = stage == 0
         self.holds_weights = stage < 3
         self.shards_parameters = stage == 3
+        self.updates_copies = stage in (1, 2)  # those of stage 3 are not there between steps
         self._engine: Any = None
 
     def open(self, device: torch.device | str | None) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from trainkit.callbacks.weights import load_weights
-from trainkit.dialects.accmt import Monitor
+from trainkit.dialects.accmt import Callback, Monitor
 from trainkit.dialects.accmt.launching import VARIABLE, launch
 from trainkit.strategies.ddp import DDP
 from trainkit.strategies.deepspeed import DeepSpeed
@@ -64,6 +64,23 @@ class FlatLayers(Flat):
         return self.model["early"](x[:, None]) + self.model["late"](x[:, None])
 
 
+class Zeroing(Callback):
+    """Writes weights before the fourth step, and sees at the end whether training continued from there."""
+
+    steps = 0
+
+    def on_before_training_step(self, batch: Any) -> None:
+        assert self.module is not None
+        if self.steps == 3:
+            self.module.model.weight.data.zero_()
+        self.steps += 1
+
+    def on_fit_end(self) -> None:
+        assert self.module is not None
+        expected = 2 - 2 * 0.8 ** (self.steps - 3)
+        assert self.module.model.weight.tolist() == [[pytest.approx(expected, abs=1e-5)]] * 2
+
+
 class Banners(logging.Handler):
     """Counts what DeepSpeed tells of its preparations."""
 
@@ -102,6 +119,12 @@ def on_two_processes(folder: str) -> None:
     assert fit("deepspeed-2-bf16").given == {torch.bfloat16}
     assert fit("deepspeed-2-bf16", prepare_batch=False, enable_prepare_logging=True).given == {torch.float32}
     assert banners.count > 0
+
+    for name in ("deepspeed-1", "deepspeed-2"):
+        os.environ[VARIABLE], zeroing = name, Zeroing()
+        settings = {"callback": zeroing, "shuffle_train": False, "destroy_after_training": False}
+        trainer(Path(folder) / f"zeroed-{name}", hps(epochs=1), **settings).fit(Flat(), apart(), bowls(32))
+        assert zeroing.steps == 6
 
     os.environ[VARIABLE], place = "fsdp", Path(folder) / "swaps"
     made = trainer(place, callback=Swaps(), shuffle_train=False, destroy_after_training=False)

@@ -117,8 +117,17 @@ class Hooks(Hook):
         self._fit: Fit | None = None
 
     def _all(self, hook: str, *given: Any) -> None:
+        self._call(hook, *given)
+        # A callback may have written weights, and has no way to say so.
+        if self._fit is not None and self._fit.strategy.updates_copies and self._is_overridden(hook):
+            self._fit.strategy.weights_changed()
+
+    def _call(self, hook: str, *given: Any) -> None:
         for callback in self.callbacks:
             getattr(callback, hook)(*given)
+
+    def _is_overridden(self, hook: str) -> bool:
+        return any(getattr(type(callback), hook) is not getattr(Callback, hook) for callback in self.callbacks)
 
     def step_starts(self, batch: Any) -> None:
         """Before each attempt at a training step."""
@@ -202,6 +211,7 @@ class Hooks(Hook):
         self._all("on_fit_end")
 
     def on_error(self, fit: Fit, error: BaseException) -> None:
+        self._fit = None  # nothing is trained any more
         self._all(_error_hook(error), error)
 
     def _per_update(self, fit: Fit) -> bool:
