@@ -40,6 +40,7 @@ NOTES = {
     "AC-X20": "The folder is `hp_search`; a second run continues the study there.",
     "AC-X22": "With `max_steps`, all steps are in one epoch; with `step_scheduler_per_epoch`, an epoch has one step.",
     "AC-X24": "The scripts are in `examples/accmt`; `tests/e2e/test_examples.py` runs one as a job.",
+    "AC-X25": "`max_steps` ends the last epoch: it is evaluated, logged and saved, and has a checkpoint.",
 }
 HEAD = """# The ACCMT dialect, row by row
 

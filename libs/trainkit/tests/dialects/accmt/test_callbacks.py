@@ -143,7 +143,7 @@ def test_hooks_come_in_the_order_of_what_they_are_about(tmp_path: Path) -> None:
     assert watch.calls.index("on_before_training_step") == watch.calls.index("on_epoch_start") + 1
     assert watch.calls.index("on_before_validation_step") == watch.calls.index("on_evaluation_start") + 1
     assert found["evaluated"] == [
-        ({"0": {"accuracy": accuracy, "other": 0.25}}, done, {"best_valid_loss": 4.0})
+        ({"0": {"valid_loss": 4.0, "accuracy": accuracy, "other": 0.25}}, done, {"best_valid_loss": 4.0})
         for done, accuracy in ((1, 0.25), (2, 0.75))
     ]
     assert found["saved"] == [["step-12"], ["step-12", "step-24"]]

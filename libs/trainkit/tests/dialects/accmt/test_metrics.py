@@ -51,7 +51,7 @@ def test_a_metric_gets_what_the_step_returned_under_its_name(tmp_path: Path) -> 
             return {self.name: values.sum().item()}
 
     made, _ = fitted(tmp_path, hps(max_steps=12), module=Two(), metrics=[Sum("twice"), Sum("once")])
-    assert made.state.additional_metrics == {"0": {"once": 32.0, "twice": 64.0}}
+    assert made.state.additional_metrics == {"0": {"valid_loss": 1.0, "once": 32.0, "twice": 64.0}}
 
 
 @pytest.mark.spec("AC-102")
@@ -76,7 +76,8 @@ def test_the_main_entry_decides_and_every_entry_is_logged(tmp_path: Path) -> Non
         assert logged(tmp_path / str(better), "accuracy") == {1: 0.85, 2: 0.95, 3: 0.75, 4: 0.65}
         f1 = logged(tmp_path / str(better), "f1")
         assert math.isnan(float(f1.pop(1))) and f1 == {2: 0.89, 3: 0.8, 4: 0.95}
-        assert made.state.additional_metrics == {"0": {"accuracy": 0.65, "f1": 0.95}}
+        loss = made.results["0/loss"]
+        assert made.state.additional_metrics == {"0": {"valid_loss": loss, "accuracy": 0.65, "f1": 0.95}}
 
 
 @pytest.mark.spec("AC-102")

@@ -321,7 +321,9 @@ def test_the_state_says_how_far_a_run_is(tmp_path: Path) -> None:
             "is_last_validation_batch": True,
             "is_last_epoch": True,
             "evaluations_done": 2,
-            "additional_metrics": {"0": {"accuracy": 0.75, "other": 0.25}},
+            "additional_metrics": {
+                "0": {"valid_loss": pytest.approx(8.92e-5, abs=1e-6), "accuracy": 0.75, "other": 0.25}
+            },
             "patience_left": {"best_valid_loss": 7},
             "best_train_loss": pytest.approx(0.00435, abs=1e-5),
             "best_valid_loss": pytest.approx(8.92e-5, abs=1e-6),

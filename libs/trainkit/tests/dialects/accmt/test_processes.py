@@ -118,7 +118,8 @@ def on_two_processes(folder: str) -> None:
     assert counts.wanted == (list(range(33)) if rank == 0 else None)
     assert abs(made.state.best_valid_loss - float(((module.w - targets) ** 2).mean())) < 1e-3
     # The first process has 16 rows of 33.
-    assert made.state.additional_metrics == {"0": {"accuracy": 33.0, "mine": (16 * 1.0 + 17 * 0.5) / 33}}
+    expected = {"valid_loss": made.results["0/loss"], "accuracy": 33.0, "mine": (16 * 1.0 + 17 * 0.5) / 33}
+    assert made.state.additional_metrics == {"0": expected}
     dist.barrier()  # the first process has written everything
     assert [logged(place, name) for name in ("rank", "total", "plain")] == [{6: 1.5}, {6: 3.0}, {6: 1.0}]
     assert (place / "best_valid_loss").is_dir()

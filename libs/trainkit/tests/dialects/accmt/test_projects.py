@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils.data import DataLoader
 from trainkit.dialects.__main__ import main
 from trainkit.dialects.accmt import HyperParameters, Monitor, Optimizer, Scheduler, accelerator
 
-from libs.trainkit.tests.dialects.accmt.bowl import Bowl, Noted, Numbers, fitted, hps, logged, trainer
+from libs.trainkit.tests.dialects.accmt.bowl import Bowl, Noted, Numbers, bowls, fitted, hps, logged, trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:validation_step returned")
 EXAMPLES = Path(__file__).parents[5] / "examples" / "accmt"
@@ -143,6 +144,105 @@ def test_a_module_sees_its_run_and_collates_by_itself(tmp_path: Path) -> None:
     assert module.sizes == {"train": [8] * 12, "val": [48, 48]}
     assert module.found == [(torch.device("cpu"), 5, True, None)] * 12
     assert list(logged(tmp_path, "due")) == [4, 9] and len(logged(tmp_path, "always")) == 12
+
+
+@pytest.mark.spec("AC-X25")
+def test_steps_that_end_within_an_epoch_end_it(tmp_path: Path) -> None:
+    noted = Noted()
+    made, module = fitted(tmp_path / "a", hps(max_steps=5), callback=noted)
+    assert [last for *_, last in module.seen] == [False] * 4 + [True]
+    assert (made.state.epoch, made.state.is_end_of_epoch, made.state.evaluations_done) == (0, True, 1)
+    mean = sum(4 * 0.64**step for step in range(5)) / 5
+    assert logged(tmp_path / "a", "train_loss") == {5: pytest.approx(mean)} == {5: made.state.best_train_loss}
+    assert list(logged(tmp_path / "a", "val_loss")) == list(logged(tmp_path / "a", "epoch")) == [5]
+    assert (tmp_path / "a" / "best_valid_loss").is_dir() and made.state.num_checkpoints_made == 1
+    assert [call for call in noted.calls if call.startswith(("on_epoch", "on_fit"))] == [
+        "on_fit_start",
+        "on_epoch_start",
+        "on_epoch_end",
+        "on_fit_end",
+    ]
+    again = Noted()
+    made, _ = fitted(tmp_path / "a", hps(max_steps=5), callback=again)
+    assert again.calls.count("on_epoch_end") == 0 and len(logged(tmp_path / "a", "train_loss")) == 1
+    fitted(tmp_path / "a", hps(max_steps=9))
+    mean = sum(4 * 0.64**step for step in range(9)) / 9
+    assert logged(tmp_path / "a", "train_loss")[9] == pytest.approx(mean)
+    fitted(tmp_path / "b", hps(max_steps=5), val=None)
+    assert (tmp_path / "b" / "best_train_loss").is_dir()
+
+
+class OwnSets(Bowl):
+    def get_validation_dataloader(self, dataset: Any) -> Any:
+        assert dataset is None
+        return {"a": DataLoader(bowls(16), batch_size=8), 1: DataLoader(bowls(32), batch_size=8)}
+
+
+@pytest.mark.spec("AC-X23")
+def test_a_module_brings_several_validation_loaders_by_key(tmp_path: Path) -> None:
+    made, module = fitted(tmp_path, hps(epochs=1), module=OwnSets(), val=None, enable_checkpointing=False)
+    assert module.keys == ["a"] * 2 + ["1"] * 4 and set(made.results) == {"a/loss", "1/loss"}
+    assert list(logged(tmp_path, "val_loss_a")) == list(logged(tmp_path, "val_loss_1")) == [12]
+
+
+@pytest.mark.spec("AC-X23")
+def test_a_state_has_the_validation_loss_among_the_metrics_and_a_trainer_its_parameters(tmp_path: Path) -> None:
+    made, _ = fitted(tmp_path, hps(epochs=1), val={"a": bowls(8), "b": bowls(16)}, evaluate_every_n_steps=12)
+    loss = pytest.approx(4 * 0.64**12, rel=1e-5)
+    assert made.state.additional_metrics == {"a": {"valid_loss": loss}, "b": {"valid_loss": loss}}
+    assert (made.evaluate_every_n_steps, made.clip_grad, made.accelerator) == (12, None, accelerator)
+    with pytest.raises(AttributeError, match="Trainer has no attribute 'evaluate_every'"):
+        made.evaluate_every  # noqa: B018
+
+
+class OldStep(Bowl):
+    def validation_step(self, batch: Any) -> Any:  # type: ignore[override]
+        return {"loss": batch[0].mean()}
+
+
+@pytest.mark.spec("AC-X10")
+def test_a_step_of_an_older_release_is_refused_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"OldStep.validation_step\(batch.*write validation_step\(self, key, batch\)"):
+        fitted(tmp_path, hps(epochs=1), module=OldStep())
+
+
+@pytest.mark.spec("AC-X17")
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("hps: 3", "hps: is no mapping of hyperparameters"),
+        ("hps:", "hps: is no mapping of hyperparameters"),
+        ("hps: {optimizer: 3}", "optimizer=3: give a name"),
+        ("hps: {optimizer: {type: 3}}", "optimizer=3: give a name"),
+        ("hps: {scheduler: []}", r"scheduler=\[\]: give a name"),
+        ("hps: {step_scheduler_per_epoch: 'no'}", "step_scheduler_per_epoch has to be True or False, not 'no'"),
+    ],
+)
+def test_nonsense_in_a_file_is_refused_with_its_name(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "hps.yaml").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        HyperParameters.from_config(str(tmp_path / "hps.yaml"))
+
+
+@pytest.mark.spec("AC-X21")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"callback": 3}, "callback has 3: give an instance of a class that derives from Callback"),
+        ({"callbacks": [Noted]}, "callback has <class"),
+        ({"metrics": "accuracy"}, "metrics has 'accuracy': give an instance of a class that derives from Metric"),
+        ({"metrics": {"0": ["accuracy"]}}, "metrics has 'accuracy'"),
+        ({"monitor": 3}, "monitor=3: give a Monitor"),
+        ({"log_every": "5"}, "log_every is -1, None or 1 and more, not '5'"),
+        ({"patience": "3"}, "patience is a whole number of evaluations, or one for each rule, not '3'"),
+        ({"patience": {"best_valid_loss": 1.5}}, "patience is a whole number"),
+        ({"eval_when_start": "no"}, "eval_when_start has to be True or False, not 'no'"),
+        ({"compile": 1}, "compile has to be True or False, not 1"),
+    ],
+)
+def test_nonsense_for_a_trainer_is_refused_with_its_name(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        trainer(tmp_path, **options)
 
 
 def script(folder: str, name: str) -> None:

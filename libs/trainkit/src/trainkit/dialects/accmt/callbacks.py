@@ -14,6 +14,7 @@ from trainkit.loop.recovery import is_out_of_memory
 
 if TYPE_CHECKING:
     from trainkit.dialects.accmt.module import AcceleratorModule
+    from trainkit.dialects.accmt.progress import Progress
     from trainkit.dialects.accmt.states import TrainingState
     from trainkit.dialects.accmt.trainer import Trainer
     from trainkit.loop.fit import Fit
@@ -106,14 +107,17 @@ class Hooks(Hook):
     Args:
         callbacks: whom.
         state: the run's.
+        progress: the run's.
         manual: the module updates by itself, and says by `step_ends`, `schedule_starts` and `clearing_ends` what the
             loop does not know.
     """
 
     name = "accmt hooks"
 
-    def __init__(self, callbacks: Sequence[Callback], state: TrainingState, *, manual: bool) -> None:
-        self.callbacks, self._state, self._manual = callbacks, state, manual
+    def __init__(
+        self, callbacks: Sequence[Callback], state: TrainingState, progress: Progress, *, manual: bool
+    ) -> None:
+        self.callbacks, self._state, self._progress, self._manual = callbacks, state, progress, manual
         self._fit: Fit | None = None
 
     def _all(self, hook: str, *given: Any) -> None:
@@ -208,6 +212,8 @@ class Hooks(Hook):
         self._all("on_epoch_end")
 
     def on_fit_end(self, fit: Fit) -> None:
+        if self._progress.cut:
+            self._all("on_epoch_end")
         self._all("on_fit_end")
 
     def on_error(self, fit: Fit, error: BaseException) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.catalogue import nearest
@@ -16,6 +16,26 @@ if TYPE_CHECKING:
     from trainkit.dialects.accmt.hyperparameters import HyperParameters
 
 TRACKERS = ("mlflow",)
+_FLAGS = (
+    "enable_checkpointing",
+    "multiple_checkpoints",
+    "disable_model_saving",
+    "gradient_checkpointing",
+    "set_to_none",
+    "shuffle_train",
+    "safe_serialization",
+    "compile",
+    "safe_mode",
+    "dataloader_pin_memory",
+    "dataloader_drop_last",
+    "eval_when_finish",
+    "eval_when_start",
+    "batch_device_placement",
+    "prepare_batch",
+    "safe_steps",
+    "destroy_after_training",
+    "enable_prepare_logging",
+)
 _RUN_ARGUMENTS = ("run_name", "tags")
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)B", re.IGNORECASE)
 _FACTORS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -47,6 +67,14 @@ def settings(given: Any) -> None:
         value = getattr(given, name)
         if value is not None and (not isinstance(value, int) or value < 1):
             raise InvalidSetup(f"{name} has to be at least 1, or None, not {value!r}")
+    for name in _FLAGS:
+        if not isinstance(value := getattr(given, name), bool):
+            raise InvalidSetup(f"{name} has to be True or False, not {value!r}")
+    if given.log_every is not None and not _whole(given.log_every):
+        raise InvalidSetup(f"log_every is -1, None or 1 and more, not {given.log_every!r}")
+    for value in given.patience.values() if isinstance(given.patience, Mapping) else [given.patience]:
+        if value is not None and not _whole(value):
+            raise InvalidSetup(f"patience is a whole number of evaluations, or one for each rule, not {value!r}")
     for condition, problem in _CONFLICTS:
         if condition(given):
             raise InvalidSetup(problem)
@@ -56,6 +84,21 @@ def settings(given: Any) -> None:
     shard_bytes(given.max_shard_size)
     if given.compile_kwargs is not None and not given.compile:
         warnings.warn("compile_kwargs has no effect without compile=True", stacklevel=3)
+
+
+def instances(name: str, given: Sequence[Any], kind: type) -> None:
+    """Refuses what is no instance of a class.
+
+    Raises:
+        InvalidSetup: says what was given.
+    """
+    for each in given:
+        if not isinstance(each, kind):
+            raise InvalidSetup(f"{name} has {each!r}: give an instance of a class that derives from {kind.__name__}")
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def optimizer(given: Any, hps: HyperParameters) -> None:

@@ -100,6 +100,13 @@ class HyperParameters:
             self.batch_size = tuple(self.batch_size)
         for size in self.batch_sizes:
             _at_least_one("batch_size", size)
+        for name, given in (("optimizer", self.optimizer), ("scheduler", self.scheduler)):
+            if not isinstance(given, str) and not callable(given) and (name, given) != ("scheduler", None):
+                raise InvalidSetup(f"{name}={given!r}: give a name, or a class or function that makes one")
+        if not isinstance(self.step_scheduler_per_epoch, bool):
+            raise InvalidSetup(
+                f"step_scheduler_per_epoch has to be True or False, not {self.step_scheduler_per_epoch!r}"
+            )
         self.make_optimizer()
         self.make_schedule()
 
@@ -182,6 +189,8 @@ class HyperParameters:
     def _from(cls, tree: Tree) -> HyperParameters:
         if not isinstance(tree.data, Mapping):
             raise ConfigError([Problem(tree.file, message="is no mapping of hyperparameters")])
+        if "hps" in tree.data and not isinstance(tree.data["hps"], Mapping):
+            raise ConfigError([Problem(tree.file, tree.line_of(("hps",)), "hps", "is no mapping of hyperparameters")])
         inside: tuple[str, ...] = ("hps",) if set(tree.data) == {"hps"} else ()
         values = dict(tree.data["hps"] if inside else tree.data)
         known = [each.name for each in fields(cls)]

@@ -51,6 +51,8 @@ def validation_loaders(module: Any, given: Any, options: Any, size: int, world: 
     """
     if given is None:
         own = module.get_validation_dataloader(None)
+        if isinstance(own, Mapping):
+            return {str(key): adopted(each, world) for key, each in own.items()}
         return {} if own is None else {"0": adopted(own, world)}
     if isinstance(given, Mapping):
         sets = {str(key): each for key, each in given.items()}

@@ -152,6 +152,10 @@ def _named(key: str, given: Metric | Sequence[Metric]) -> dict[str, Metric]:
 
 def names(given: Metric | Sequence[Metric] | Mapping[str, Metric | Sequence[Metric]] | None) -> list[str]:
     """The names of all metrics, each once."""
+    return list(dict.fromkeys(metric.name for metric in listed(given)))
+
+
+def listed(given: Metric | Sequence[Metric] | Mapping[str, Metric | Sequence[Metric]] | None) -> list[Metric]:
+    """All metrics, of each dataset in turn."""
     groups = given.values() if isinstance(given, Mapping) else [given or []]
-    listed = [[group] if isinstance(group, Metric) else group for group in groups]
-    return list(dict.fromkeys(metric.name for group in listed for metric in group))
+    return [metric for group in groups for metric in (group if isinstance(group, list | tuple) else [group])]

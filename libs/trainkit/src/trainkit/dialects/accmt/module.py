@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -117,7 +118,8 @@ class AcceleratorModule:
         return None
 
     def get_validation_dataloader(self, dataset: Any) -> Any:
-        """A loader of your own; None: the trainer makes one."""
+        """A loader of your own for each dataset; without a dataset, also several in a mapping; None: the trainer makes
+        one."""
         return None
 
     def freeze(self, module: nn.Module) -> None:
@@ -237,6 +239,14 @@ def check(module: AcceleratorModule, evaluated: bool) -> None:
         raise InvalidSetup(f"{name} has no training_step(batch): give it one that returns the loss of a batch")
     if evaluated and type(module).validation_step is AcceleratorModule.validation_step:
         raise InvalidSetup(f"{name} has no validation_step(key, batch), and there is validation data")
+    if evaluated:
+        try:
+            inspect.signature(module.validation_step).bind("0", None)
+        except TypeError:
+            raise InvalidSetup(
+                f"{name}.validation_step{inspect.signature(module.validation_step)} has other parameters: write "
+                "validation_step(self, key, batch), where key names the dataset"
+            ) from None
 
 
 def _described(loss: Any) -> str:

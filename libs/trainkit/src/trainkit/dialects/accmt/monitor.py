@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from trainkit.catalogue import nearest
@@ -47,6 +48,8 @@ class Monitor:
         """
         if isinstance(given, Monitor):
             return given
+        if not isinstance(given, Mapping | NoneType):
+            raise InvalidSetup(f"monitor={given!r}: give a Monitor, or a mapping of its switches to True or False")
         known = [each.name for each in fields(cls)]
         for name in given or {}:
             if name not in known:

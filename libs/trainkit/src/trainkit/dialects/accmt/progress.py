@@ -32,6 +32,10 @@ class Progress(Hook):
         series: the run's trackers.
         monitor: the switches.
         log_steps: the trainer's `log_every` in steps; 0: at the end of each epoch; None: never.
+        max_steps: where the run ends, also within an epoch; None: it ends with an epoch.
+
+    Attributes:
+        cut: the run ended within an epoch, which counts as the end of that epoch.
     """
 
     name = "accmt progress"
@@ -43,9 +47,10 @@ class Progress(Hook):
         series: Series,
         monitor: Monitor,
         log_steps: int | None,
+        max_steps: int | None = None,
     ) -> None:
         self._module, self._state, self._series, self._monitor = module, state, series, monitor
-        self._log_steps, self._due = log_steps, False
+        self._log_steps, self._due, self._max_steps, self.cut = log_steps, False, max_steps, False
         self._epoch_loss = Mean(torch.device("cpu"))
         self._fit: Fit | None = None
         self._skipped = 0
@@ -84,7 +89,9 @@ class Progress(Hook):
         state, position = self._state, fit.state.position
         state.train_step = position
         steps = fit.feed.steps(state.epoch)
-        state.is_last_training_batch = steps is not None and position + 1 >= steps
+        ends_epoch = steps is not None and position + 1 >= steps
+        self.cut = not ends_epoch and fit.state.step + 1 == self._max_steps
+        state.is_last_training_batch = ends_epoch or self.cut
         self._due, self._within = self._is_due(fit.state.step + 1), True
 
     def on_step_end(self, fit: Fit, loss: Tensor) -> None:
@@ -97,6 +104,10 @@ class Progress(Hook):
             fit.log({"skipped_updates": self._skipped})
         if self._due:
             fit.log(self._present(fit))
+        if self.cut:
+            self._end_epoch(fit)
+            if self._log_steps == 0:  # here, because a row of later would not be in the checkpoint
+                fit.log({"train/loss": self.train_loss})
 
     def on_evaluation_start(self, fit: Fit) -> None:
         self._state.val_key = ""
@@ -118,13 +129,17 @@ class Progress(Hook):
         for name in fit.evaluated:
             values = {old.removeprefix(f"{name}/"): each for old, each in results.items() if old.startswith(f"{name}/")}
             loss = values.pop("loss")
-            state.additional_metrics[name] = {old.partition("/")[2]: each for old, each in values.items()}
+            metrics = {old.partition("/")[2]: each for old, each in values.items()}
+            state.additional_metrics[name] = {"valid_loss": loss, **metrics}
             if len(fit.evaluated) == 1:
                 state.best_valid_loss = min(state.best_valid_loss, loss)
 
     def on_epoch_end(self, fit: Fit) -> None:
-        total, weight = self._epoch_loss.over(fit.strategy)
+        self._end_epoch(fit)
         self._epoch_loss.clear()
+
+    def _end_epoch(self, fit: Fit) -> None:
+        total, weight = self._epoch_loss.over(fit.strategy)
         self.train_loss = total / weight
         self._state.best_train_loss = min(self._state.best_train_loss, self.train_loss)
 

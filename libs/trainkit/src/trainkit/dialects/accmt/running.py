@@ -54,11 +54,11 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
         warnings.warn("grad_accumulation_steps is ignored: the module updates by itself", stacklevel=3)
     accumulate = 1 if manual else settings.grad_accumulation_steps or 1
     log_steps = _log_steps(settings, accumulate)
-    progress = Progress(module, trainer.written_state, series, trainer.monitor, log_steps)
+    progress = Progress(module, trainer.written_state, series, trainer.monitor, log_steps, hps.max_steps)
     routed = _routed(metrics, trainer)
     for callback in trainer.callbacks:
         callback.module, callback.state, callback.trainer = module, trainer.state, trainer
-    hooks = Hooks(trainer.callbacks, trainer.written_state, manual=manual)
+    hooks = Hooks(trainer.callbacks, trainer.written_state, progress, manual=manual)
     fit = trainkit.Trainer(
         module=engine(
             module, trainer.written_state, {name: set(each._metrics) for name, each in routed.items()}, hooks
@@ -71,7 +71,7 @@ def run(trainer: Trainer, module: AcceleratorModule, train_dataset: Any, val_dat
         max_duration=hps.max_duration,
         evaluate_every=_steps(settings.evaluate_every_n_steps) or "1ep",
         evaluate_first=settings.eval_when_start and bool(sets),
-        evaluate_last=settings.eval_when_finish and settings.evaluate_every_n_steps is not None,
+        evaluate_last=settings.eval_when_finish or settings.evaluate_every_n_steps is None,
         metrics=routed,
         accumulate=accumulate,
         strategy=chosen.strategy,
@@ -223,7 +223,7 @@ def _checkpoints(trainer: Trainer, sets: Mapping[str, Any]) -> Checkpoints | Non
         every=every,
         keep_last=kept,
         asynchronous=False,  # a hook is told of a checkpoint at its own step, as scripts of this dialect expect
-        at_end=False,
+        at_end=trainer.hps.max_steps is not None and every.unit == "ep",  # it ends its last epoch
         resume=resuming.chosen(settings.resume, folder),
     )
 

@@ -112,6 +112,10 @@ class Saving(KeepBest):
         if self._per_epoch:
             self._judge(fit, {"train/loss": self._progress.train_loss})
 
+    def on_fit_end(self, fit: Fit) -> None:
+        if self._progress.cut:
+            self.on_epoch_end(fit)
+
     def _judge(self, fit: Fit, results: Mapping[str, float]) -> None:
         if self._save:
             super().on_evaluation_end(fit, results)

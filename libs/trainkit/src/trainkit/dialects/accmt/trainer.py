@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import NoneType, SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
 
 from trainkit.dialects.accmt import artifacts, checks, running, saving
+from trainkit.dialects.accmt.accelerator import accelerator
 from trainkit.dialects.accmt.callbacks import Callback
 from trainkit.dialects.accmt.hyperparameters import HyperParameters
-from trainkit.dialects.accmt.metrics import Metric, names
+from trainkit.dialects.accmt.metrics import Metric, listed, names
 from trainkit.dialects.accmt.module import AcceleratorModule
 from trainkit.dialects.accmt.monitor import Monitor
 from trainkit.dialects.accmt.pretrained import resolved
@@ -34,7 +35,8 @@ class Trainer:
 
     The other parameters are described row by row in docs/dialects/accmt.md.
 
-    Attributes:
+    Attributes: every parameter, and
+        accelerator: which process this is; see `accmt.accelerator`.
         state: how far the run is; cannot be written.
         written_state: the same, for what runs.
         results: the last evaluation's, by `DATASET/NAME`.
@@ -44,6 +46,8 @@ class Trainer:
         InvalidSetup: a value is out of range, or two do not go together, such as `callback` and `callbacks`.
         TypeError: a keyword that neither the trainer nor the tracker has.
     """
+
+    accelerator = accelerator
 
     def __init__(
         self,
@@ -112,12 +116,21 @@ class Trainer:
         checks.tracker_config(self.settings, running.parameters(self))
         self.tracker: MLflow | None = None
         self.results: dict[str, float] = {}
-        self.callbacks = [callback] if isinstance(callback, Callback) else list(callback or [])
+        self.callbacks = list(callback or []) if isinstance(callback, list | tuple | NoneType) else [callback]
+        checks.instances("callback", self.callbacks, Callback)
+        checks.instances("metrics", listed(metrics), Metric)
         self.written_state = TrainingState()
         self.state: TrainingState = StateView(self.written_state)
         self.rules: dict[str, tuple[float | None, float | None]] = {}
         self._began = False
         self.waiting_artifacts: list[Path] = []
+
+    def __getattr__(self, name: str) -> Any:
+        """A setting by the name of its parameter."""
+        settings = vars(self).get("settings")
+        if settings is None or not hasattr(settings, name):
+            raise AttributeError(f"Trainer has no attribute {name!r}")
+        return getattr(settings, name)
 
     @property
     def track_name(self) -> str:
