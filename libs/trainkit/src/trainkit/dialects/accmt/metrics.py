@@ -157,5 +157,5 @@ def names(given: Metric | Sequence[Metric] | Mapping[str, Metric | Sequence[Metr
 
 def listed(given: Metric | Sequence[Metric] | Mapping[str, Metric | Sequence[Metric]] | None) -> list[Metric]:
     """All metrics, of each dataset in turn."""
-    groups = given.values() if isinstance(given, Mapping) else [given or []]
+    groups: Any = given.values() if isinstance(given, Mapping) else [given or []]
     return [metric for group in groups for metric in (group if isinstance(group, list | tuple) else [group])]

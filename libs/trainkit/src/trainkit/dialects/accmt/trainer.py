@@ -116,7 +116,8 @@ class Trainer:
         checks.tracker_config(self.settings, running.parameters(self))
         self.tracker: MLflow | None = None
         self.results: dict[str, float] = {}
-        self.callbacks = list(callback or []) if isinstance(callback, list | tuple | NoneType) else [callback]
+        given: Any = callback
+        self.callbacks: list[Callback] = list(given or []) if isinstance(given, list | tuple | NoneType) else [given]
         checks.instances("callback", self.callbacks, Callback)
         checks.instances("metrics", listed(metrics), Metric)
         self.written_state = TrainingState()
