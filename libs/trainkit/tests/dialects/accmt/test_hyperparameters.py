@@ -155,7 +155,9 @@ def test_a_schedule_is_told_how_long_the_run_is(tmp_path: Path) -> None:
     whole = [cycle("e"), cycle("f", total_steps=6), cycle("g", epochs=2), cycle("h", steps_per_epoch=3)]
     assert len(whole[0]) == 6 and all(each == whole[0] for each in whole)
     for at, short in enumerate(({"total_steps": 5}, {"epochs": 1})):
-        with pytest.raises(Exception, match=r"OneCycleLR ends after \d steps, but the run has 6") as refused:
+        with pytest.raises(
+            Exception, match=r"ends after \d steps, but the run has 6; leave total_steps out"
+        ) as refused:
             cycle(f"short-{at}", **short)
         assert isinstance(refused.value, ValueError) and not rates
 
