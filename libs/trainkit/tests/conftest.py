@@ -1,9 +1,10 @@
-"""One server of forked processes for all tests here."""
+"""What the tests here share: a server of forked processes, and what they expect of their own process."""
 
 from __future__ import annotations
 
 import gc
 import importlib.util
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,3 +34,11 @@ def forks() -> Iterator[Any]:
     server = _FORKS.Forks()
     yield server
     server.close()
+
+
+@pytest.fixture
+def sigint_raises() -> Iterator[None]:
+    """Lets SIGINT raise KeyboardInterrupt: a process that a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -292,15 +292,7 @@ def test_a_last_checkpoint_that_is_not_durable_within_its_grace_is_given_up(tmp_
     ended.set()
 
 
-@pytest.fixture
-def _ctrl_c_is_heard() -> Iterator[None]:
-    """A process that was started in the background by a shell ignores SIGINT."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_ctrl_c_is_heard")
+@pytest.mark.usefixtures("sigint_raises")
 def test_ctrl_c_ends_between_two_steps_with_a_checkpoint(tmp_path: Path) -> None:
     class Told(Callback):
         def __init__(self) -> None:
@@ -319,7 +311,7 @@ def test_ctrl_c_ends_between_two_steps_with_a_checkpoint(tmp_path: Path) -> None
     assert same(trainer(tmp_path).fit(), trainer(tmp_path / "whole").fit())
 
 
-@pytest.mark.usefixtures("_ctrl_c_is_heard")
+@pytest.mark.usefixtures("sigint_raises")
 def test_a_second_ctrl_c_does_not_wait(tmp_path: Path) -> None:
     twice = [Asked(5, signal.SIGINT), Again(5)]
     with pytest.raises(KeyboardInterrupt):

@@ -124,6 +124,7 @@ def test_the_last_window_of_an_epoch_has_the_mean_of_its_batches(train: Any) -> 
     assert fit.module.w.item() == pytest.approx(2 - 2 * 0.8**2)
 
 
+@pytest.mark.usefixtures("sigint_raises")
 def test_a_run_that_resumes_within_a_window_ends_with_the_mean_of_its_batches(tmp_path: Path) -> None:
     class Ask(Callback):
         def on_step_end(self, fit: Fit, loss: Tensor) -> None:
@@ -153,6 +154,7 @@ class Rising(nn.Module):
         return (self.w * batch[0]).mean()
 
 
+@pytest.mark.usefixtures("sigint_raises")
 @pytest.mark.parametrize(
     ("planned", "at", "duration", "steps"),
     [("12st", 6, "7st", 7), ("6st", 5, "8st", 8), ("6st", 5, "3ep", 36), ("12st", 6, "3st", 7), ("12st", 6, "6st", 7)],

@@ -23,14 +23,14 @@ def started(loader: DataLoader[Any]) -> Iterator[Any]:
     """
     if not loader.num_workers:
         return iter(loader)
-    if frozen := gc.get_freeze_count():
-        gc.collect()  # what is garbage now would stay
+    if gc.get_freeze_count():  # by the script: unfreezing would undo it, and not unfreezing would keep garbage
+        gc.collect()
+        return iter(loader)
     gc.freeze()
     try:
         return iter(loader)
     finally:
-        if not frozen:  # else it would undo what the script froze
-            gc.unfreeze()
+        gc.unfreeze()
 
 
 def start(worker: int, also: Callable[[int], object] | None = None) -> None:
