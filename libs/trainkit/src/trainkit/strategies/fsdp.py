@@ -50,8 +50,10 @@ class FSDP(Distributed):
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
         self.precision = precision
+        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        self.barrier()  # a process that refuses the module must not end while the others still connect
         options: dict[str, Any] = {
-            "mesh": init_device_mesh(self.device.type, (self.world_size,)),
+            "mesh": mesh,
             "reshard_after_forward": self._reshard,
             "offload_policy": CPUOffloadPolicy() if self._offload else OffloadPolicy(),
         }
