@@ -110,6 +110,7 @@ def on_two_processes(folder: str) -> None:
     module = OnTwo()
     targets = torch.arange(33.0)
     made.fit(module, apart(), TensorDataset(torch.ones(33), targets))
+    assert dist.is_initialized()
     assert made.state.global_step == 6 and abs(module.w - (2 - 2 * 0.8**6)) < 1e-5
     states: list[Any] = [None, None]
     dist.all_gather_object(states, made.state.to_json())

@@ -352,7 +352,12 @@ def test_an_overflow_skips_one_update_and_halves_the_scale(tmp_path: Path, monke
         monkeypatch.setenv(VARIABLE, f"single-{precision}")
         flat = Computed()
         fitted(
-            tmp_path / precision, hps(max_steps=1), module=flat, disable_model_saving=True, enable_checkpointing=False
+            tmp_path / precision,
+            hps(max_steps=1),
+            module=flat,
+            val=None,
+            disable_model_saving=True,
+            enable_checkpointing=False,
         )
         assert found == [dtype] and flat.model.weight.dtype == torch.float32
 
