@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import importlib.util
 import json
 import os
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -33,8 +35,17 @@ class Forks:
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
 
-    def run(self, function: Any, folder: Path, *, processes: int = 1, **arguments: Any) -> list[int]:
+    def run(
+        self, function: Any, folder: Path, *, processes: int = 1, imports: Sequence[str] = (), **arguments: Any
+    ) -> list[int]:
         """Runs `function(folder=..., **arguments)` in each process, which torch's environment variables tell apart.
+
+        Args:
+            function: a function of a test's file.
+            folder: for the output, and the function's first argument.
+            processes: how many processes run it.
+            imports: other packages that several tests need and that take long to import; the server imports each once.
+            arguments: the function's other arguments.
 
         Returns:
             Their exit codes, as `subprocess` gives them: negative for a signal. Output is in `folder/rank-<n>.log`.
@@ -45,6 +56,7 @@ class Forks:
             "function": function.__name__,
             "arguments": {"folder": str(folder), **arguments},
             "processes": processes,
+            "imports": imports,
             "folder": str(folder),
         }
         assert self._server.stdin is not None and self._server.stdout is not None
@@ -103,8 +115,20 @@ def serve() -> None:
     gc.freeze()  # a forked process that collects garbage searches what is its own
     for number, line in enumerate(sys.stdin):
         request = {"number": number, **json.loads(line)}
+        _import(request["imports"])
         children = [_fork(request, rank) for rank in range(request["processes"])]
         print(json.dumps(_codes(children)), flush=True)
+
+
+def _import(names: Sequence[str]) -> None:
+    """Imports packages; one that cannot be imported is left to the process, whose output then says why."""
+    if new := [name for name in names if name not in sys.modules]:
+        for name in new:
+            # The answers to requests go to the standard output.
+            with contextlib.suppress(ImportError), contextlib.redirect_stdout(sys.stderr):
+                importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
 
 
 def _codes(children: list[int]) -> list[int]:

@@ -54,7 +54,7 @@ def on_two_processes(folder: str) -> None:
 @pytest.mark.spec("AC-X12")
 @pytest.mark.spec("AC-X13")
 def test_two_processes_exchange_rows_and_have_parts_of_data(forks: Any, tmp_path: Path) -> None:
-    forks.succeed(on_two_processes, tmp_path, processes=2)
+    forks.succeed(on_two_processes, tmp_path, processes=2, imports=["pandas"])
     first, second = (json.loads((tmp_path / f"found-{rank}.json").read_text()) for rank in range(2))
     assert first == [2, False, True, False, [None, "first", "main", "local", None], [1, 2], 1, [1, 2], False]
     assert second == [2, True, False, True, ["second", None, None, None, "last"], [3, 3], 1, [3], True]
@@ -142,6 +142,11 @@ def test_a_bar_shows_seconds_per_iteration(capsys: pytest.CaptureFixture[str]) -
     shown = bar(total=2, bar_format="{n_fmt} {rate_s}", ncols=40)
     assert shown.format_dict["rate_s"] == "? s"
     assert shown.format_meter(**{**shown.format_dict, "rate_s": "0.250 s"}) == "0 0.250 s"
+    now = shown.start_t = shown.last_print_t = 0.0
+    shown._time = lambda: now
+    now = 0.5
+    shown.update(2)
+    assert shown.format_dict["rate_s"] == "0.250 s"
     shown.close()
     assert bar(total=1, disable=True).disable
     assert "? s" in capsys.readouterr().err
@@ -158,8 +163,8 @@ def test_weights_draw_from_each_process_s_own_indices() -> None:
     made.set_epoch(1)
     second = list(made)
     made.set_epoch(1)
-    assert len(made) == 400 and list(made) == second != drawn[1]
     assert set(drawn[0]) == {2} and 250 < Counter(drawn[1])[3] < 350
+    assert len(made) == 400 and list(made) == second != drawn[1]
     with pytest.raises(ValueError, match="generator"):
         DistributedWeightedRandomSampler(SimpleNamespace(num_processes=2, process_index=0), [1.0], 1)
 
