@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from trainkit.callbacks.weights import load_weights
+from trainkit.dialects.accmt.evaluator import Evaluator
 from trainkit.dialects.accmt.metrics import Metric, MetricParallel
 
 from libs.trainkit.tests.dialects.accmt.bowl import Bowl, Rows, bowls, fitted, hps, logged, trainer
@@ -182,3 +183,29 @@ def test_metrics_per_process_check_and_cast_too(tmp_path: Path) -> None:
         metric = Parallel(do_checks=False, **options)
         fitted(tmp_path / str(at), hps(max_steps=12), module=Uneven(), metrics=metric)
         assert metric.types == [found, torch.int64] and metric.rows == [32, 28]
+
+
+def test_a_metric_leaves_out_a_batch_for_which_the_step_returned_none(tmp_path: Path) -> None:
+    class Some(Bowl):
+        without = 0
+
+        def validation_step(self, key: str, batch: Any) -> Any:
+            found = super().validation_step(key, batch)
+            return {**found, "accuracy": (None, None)} if self.state.val_step == self.without else found
+
+    for without in (0, 1, 3):
+        module, metric = Some(), Rows()
+        module.without = without
+        fitted(tmp_path / str(without), hps(max_steps=12), module=module, metrics=metric)
+        assert metric.rows == [24]
+
+
+def test_an_evaluator_leaves_out_a_batch_for_which_the_step_returned_none() -> None:
+    class Short(Bowl):
+        def validation_step(self, key: str, batch: Any) -> Any:
+            full = len(batch[0]) == 8
+            return {"loss": batch[0].mean(), "accuracy": (batch[0], batch[1]) if full else None}
+
+    metric = Rows()
+    Evaluator(metric, batch_size=8, num_workers=0).evaluate(Short(), bowls(20), "validation_step", None)
+    assert metric.rows == [16]

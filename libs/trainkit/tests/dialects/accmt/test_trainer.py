@@ -87,3 +87,23 @@ def test_the_name_of_the_work_is_the_last_part_of_its_folder(tmp_path: Path) -> 
 def test_a_misspelled_parameter_is_named_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"log_evry.*did you mean log_every"):
         trainer(tmp_path, log_evry=3)
+
+
+def test_nonsense_for_names_folders_and_samplers_is_refused_by_name(tmp_path: Path) -> None:
+    nonsense = {
+        "sampler": 3,
+        "logging_dir": 3,
+        "track_name": 3,
+        "train_loss_metric_name": 3,
+        "val_loss_metric_name": "",
+    }
+    for name, value in nonsense.items():
+        with pytest.raises(ValueError, match=f"^{name} has to be"):
+            trainer(tmp_path, **{name: value})
+    with pytest.raises(ValueError, match="model_path has to be a folder, as text or as a Path, not None"):
+        Trainer(hps(), None)  # type: ignore[arg-type]
+
+
+def test_the_folder_of_a_run_is_text_and_trackers_are_named_in_any_case() -> None:
+    assert Trainer(hps(), Path("runs") / "digits").model_path + "/x" == "runs/digits/x"
+    assert Trainer(hps(), "runs/digits", log_with="MLFlow").log_with == "mlflow"

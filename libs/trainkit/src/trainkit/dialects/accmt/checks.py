@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainkit.catalogue import nearest
+from trainkit.dialects.accmt.dataloader_samplers import BaseSampler
 from trainkit.durations import Duration, Epochs, Evaluations, Steps, duration
 from trainkit.errors import InvalidSetup
 
@@ -75,6 +77,8 @@ def settings(given: Any) -> None:
     for value in given.patience.values() if isinstance(given.patience, Mapping) else [given.patience]:
         if value is not None and not _whole(value):
             raise InvalidSetup(f"patience is a whole number of evaluations, or one for each rule, not {value!r}")
+    _places_and_names(given)
+    _samplers(given.sampler)
     for condition, problem in _CONFLICTS:
         if condition(given):
             raise InvalidSetup(problem)
@@ -84,6 +88,25 @@ def settings(given: Any) -> None:
     shard_bytes(given.max_shard_size)
     if given.compile_kwargs is not None and not given.compile:
         warnings.warn("compile_kwargs has no effect without compile=True", stacklevel=3)
+
+
+def _places_and_names(given: Any) -> None:
+    for name in ("model_path", "logging_dir"):
+        if not isinstance(value := getattr(given, name), str | os.PathLike):
+            raise InvalidSetup(f"{name} has to be a folder, as text or as a Path, not {value!r}")
+    for name in ("train_loss_metric_name", "val_loss_metric_name"):
+        if not isinstance(value := getattr(given, name), str) or not value:
+            raise InvalidSetup(f"{name} has to be a name, not {value!r}")
+    if given.track_name is not None and not isinstance(given.track_name, str):
+        raise InvalidSetup(
+            f"track_name has to be a name, or None for the last part of model_path, not {given.track_name!r}"
+        )
+
+
+def _samplers(given: Any) -> None:
+    for each in given if isinstance(given, list | tuple) else [given]:
+        if given is not None and (isinstance(each, str) or not isinstance(each, Iterable | BaseSampler)):
+            raise InvalidSetup(f"sampler has to be a sampler of indices, or a list of samplers, not {given!r}")
 
 
 def instances(name: str, given: Sequence[Any], kind: type) -> None:

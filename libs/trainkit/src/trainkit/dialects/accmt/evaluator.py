@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trainkit.data import Loader
 from trainkit.dialects.accmt.accelerator import accelerator
 from trainkit.dialects.accmt.launching import launch
-from trainkit.dialects.accmt.metrics import Metric
+from trainkit.dialects.accmt.metrics import Metric, skipped
 from trainkit.dialects.accmt.module import AcceleratorModule
 from trainkit.dialects.accmt.tqdm import tqdm
 from trainkit.errors import InvalidSetup
@@ -169,5 +169,6 @@ def _update(metrics: Mapping[str, Any], found: Mapping[str, Any], step: Any) -> 
         if name not in found:
             method = getattr(step, "func", step).__name__
             raise KeyError(f"{method} returned nothing for the metric {name!r}; it has {', '.join(found)}")
-        values = found[name]
-        metric.update(*values if isinstance(values, tuple | list) else (values,))
+        values = found[name] if isinstance(found[name], tuple | list) else (found[name],)
+        if not skipped(values):
+            metric.update(*values)

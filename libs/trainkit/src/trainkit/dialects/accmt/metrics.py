@@ -101,9 +101,9 @@ class Routed:
         self._metrics = {key: metric.adapted() for key, metric in by_set.items()}
 
     def update(self, *values: Any) -> None:
-        """Adds a batch, if the dataset has this metric."""
+        """Adds a batch, if the dataset has this metric and the step returned values for it."""
         key = self._state.val_key
-        if key in self._metrics:
+        if key in self._metrics and not skipped(values):
             try:
                 self._metrics[key].update(*values)
             except InvalidStep as error:
@@ -122,6 +122,11 @@ class Routed:
         for metric in self._metrics.values():
             metric.to(device)
         return self
+
+
+def skipped(values: Sequence[Any]) -> bool:
+    """Whether a step returned only None for a metric: the metric leaves this batch out."""
+    return bool(values) and all(value is None for value in values)
 
 
 def by_set(

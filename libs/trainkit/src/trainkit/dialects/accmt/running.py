@@ -161,7 +161,7 @@ def _log_every(steps: int | None) -> str | None:
 
 def _series(trainer: Trainer, sets: Mapping[str, Any]) -> Series:
     settings = trainer.settings
-    trackers: list[Tracker] = [JsonLines(trainer.model_path / "metrics.jsonl")]
+    trackers: list[Tracker] = [JsonLines(trainer.folder / "metrics.jsonl")]
     if settings.log_with == "mlflow":
         trainer.tracker = _mlflow(trainer)
         trackers.append(trainer.tracker)
@@ -172,7 +172,7 @@ def _series(trainer: Trainer, sets: Mapping[str, Any]) -> Series:
 
 def _mlflow(trainer: Trainer) -> MLflow:
     """A folder keeps a database and the files of runs; `http://host` and `host:port` are servers."""
-    place, options = trainer.settings.logging_dir, {"experiment": trainer.track_name, **trainer.run_arguments}
+    place, options = str(trainer.settings.logging_dir), {"experiment": trainer.track_name, **trainer.run_arguments}
     if place.startswith(("http://", "https://")):
         return MLflow(place, **options)
     if place.replace(".", "").replace(":", "").isdigit():
@@ -198,7 +198,7 @@ def _savings(trainer: Trainer, metrics: Mapping[str, Mapping[str, Metric]], prog
         saving.Saving(
             label,
             saving.rule_of(label, metrics, *limits),
-            trainer.model_path,
+            trainer.folder,
             save=not settings.disable_model_saving,
             patience=patience[label],
             state=trainer.written_state,
@@ -216,7 +216,7 @@ def _checkpoints(trainer: Trainer, sets: Mapping[str, Any]) -> Checkpoints | Non
         return None
     if every.unit == "ev" and not sets:
         raise InvalidSetup(f"checkpoint_every={settings.checkpoint_every!r} needs validation data")
-    folder = trainer.model_path / "checkpoints"
+    folder = trainer.folder / "checkpoints"
     kept = (settings.max_checkpoints or 10**9) if settings.multiple_checkpoints else 1
     return Checkpoints(
         folder=folder,

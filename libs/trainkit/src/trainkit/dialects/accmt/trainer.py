@@ -36,6 +36,7 @@ class Trainer:
     The other parameters are described row by row in docs/dialects/accmt.md.
 
     Attributes: every parameter, and
+        folder: `model_path` as a `Path`.
         accelerator: which process this is; see `accmt.accelerator`.
         state: how far the run is; cannot be written.
         written_state: the same, for what runs.
@@ -109,9 +110,11 @@ class Trainer:
         checks.tracker_arguments(kwargs, type(self))
         self.run_arguments = kwargs
         self.hps = HyperParameters.of(hps_config)
-        self.model_path = Path(model_path)
         self.monitor = Monitor.of(monitor)
+        if isinstance(log_with, str):
+            self.settings.log_with = log_with.lower()
         checks.settings(self.settings)
+        self.folder = Path(model_path)
         checks.optimizer(self.settings, self.hps)
         checks.tracker_config(self.settings, running.parameters(self))
         self.tracker: MLflow | None = None
@@ -134,9 +137,14 @@ class Trainer:
         return getattr(settings, name)
 
     @property
+    def model_path(self) -> str:
+        """The folder of all that the run saves, as text."""
+        return str(self.folder)
+
+    @property
     def track_name(self) -> str:
         """The tracker's name for this work; default the last part of `model_path`."""
-        return self.settings.track_name or self.model_path.name
+        return self.settings.track_name or self.folder.name
 
     def register_model_saving(
         self, model_saving: str, saving_below: float | None = None, saving_above: float | None = None
