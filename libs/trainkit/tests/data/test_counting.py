@@ -219,6 +219,13 @@ class Endless(Stream):
         return itertools.cycle(sizes(*self._rows))
 
 
+class Fewer(Stream):
+    """Has fewer batches than it says."""
+
+    def __len__(self) -> int:
+        return len(self._rows) + 1
+
+
 def test_an_epoch_has_as_many_batches_as_its_data_says_in_training_and_in_evaluation(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -278,6 +285,11 @@ def uneven(folder: str) -> None:
             trainer(train=empty if rank else train, max_duration="1ep").fit()
         except TrainkitError as error:
             found.setdefault("empty", []).append(str(error))
+    for sets in ([sizes(4, 4, 4), sizes(4, 0, 4)], [sizes(4, 4, 4), Fewer(4, 4)]):
+        try:
+            trainer(max_duration="1ep", evaluate={"set": sets[rank]}).fit()
+        except TrainkitError as error:
+            found.setdefault("evaluated wrongly", []).append(str(error).removeprefix("on process 1: "))
     found["endless"] = counted(Endless(4, 3) if rank else Endless(4, 2, 2))
     found["loader"] = [counted(SHORT["loader"](), accumulate=each) for each in (1, 2)]
     found["torch's loader"] = counted(DataLoader(ones(11), 2, shuffle=True))
@@ -309,6 +321,9 @@ def test_processes_with_other_numbers_of_batches_end_together_and_count_the_same
     assert one["none on one"] == [3, 5, 8, 10]
     assert all("position 1 of epoch 0 has no rows on process 1" in message for message in one["empty"])
     assert len(one["empty"]) == 2
+    no_rows, fewer = one["evaluated wrongly"]
+    assert no_rows.startswith("the batch at position 1 of epoch 0 has no rows")
+    assert fewer.startswith("the data says that it has 3 batches, and epoch 0 ended after 2")
     assert one["endless"] == [8, 13, 21, 26]
     assert one["loader"] == [[4, 8, 11, 15, 19, 22]] * 2
     assert one["torch's loader"] == [4, 8, 11, 15, 19, 22]

@@ -172,12 +172,18 @@ class Plain(Counted):
 
     When it has `state_dict` and `load_state_dict`, a resumed run continues exactly; else the batches that were done are
     read again and thrown away, which a warning says.
+
+    Attributes:
+        meets_once: processes that have as many batches each meet once in an epoch, at its end, and not at each batch.
+            For evaluations, which need the rows of their own process alone, if no step needs the other processes.
     """
 
     def __init__(self, iterable: Iterable[Any]) -> None:
         super().__init__()
         self.iterable = iterable
+        self.meets_once = False
         self._steps: int | None = None
+        self._as_long = False
         self._restored = self._ended = self._reported_more = False
         self._state: Mapping[str, Any] | None = None
 
@@ -186,9 +192,27 @@ class Plain(Counted):
         if world_size > 1 and peers is not None:
             lengths = peers.counts(-1 if (own := length_of(self.iterable)) is None else own)
             self._steps = None if -1 in lengths else max(lengths)
+            self._as_long = self._steps is not None and min(lengths) == self._steps
 
     def steps(self, epoch: int) -> int | None:
         return self._steps if self._world > 1 else length_of(self.iterable)
+
+    def batches(self, epoch: int, position: int = 0) -> Iterator[Any]:
+        if not (self.meets_once and self._as_long):
+            return super().batches(epoch, position)
+        return self._meeting_once(self._all(self._items(epoch, position), epoch, position))
+
+    def _meeting_once(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Raises the first process's error in its data on all of them."""
+        assert self._peers is not None
+        error = None
+        try:
+            yield from batches
+        except InvalidData as found:
+            error = found
+        if any(self._peers.counts(int(error is not None))):
+            told = self._peers.gather(None if error is None else f"on process {self._rank}: {error}")
+            raise error or InvalidData(next(each for each in told if each is not None))
 
     def state_dict(self) -> Mapping[str, Any]:
         if self._state is not None:

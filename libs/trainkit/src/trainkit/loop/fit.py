@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from trainkit.callbacks.base import HOOKS, overriding
-from trainkit.data.feed import Feed, feed
+from trainkit.data.feed import Feed, Plain, feed
 from trainkit.durations import Steps, duration
 from trainkit.errors import DamagedCheckpoint, Interrupted, InvalidSetup, InvalidStep, NonFiniteLoss
 from trainkit.loop import batch_norm, evaluation, leaving, manual
@@ -141,6 +141,9 @@ class Fit:
         refuse_shared(self.feed, sets)
         world = self.strategy.world_size
         self.evaluated = {name: self._bound(copy(feed(source, world))) for name, source in sets.items()}
+        for each in self.evaluated.values():
+            if isinstance(each, Plain):
+                each.meets_once = not self.strategy.shards_parameters
         self._make_module()
         self._make_schedule()
         for metric in trainer.metrics.values():
