@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 from trainkit import Callback, Trainer
 from trainkit.data import Loader
@@ -22,19 +21,10 @@ from trainkit.precision import Precision
 from trainkit.sharded import whole
 from trainkit.strategies import DDP, FSDP
 
+from libs.trainkit.tests.net import Net
+
 STEPS, UNFROZEN_AT = 8, 3
 """The parameters are unfrozen within an accumulation window of two steps."""
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
-        self.head = nn.Linear(8, 3)
-
-    def training_step(self, batch: list[Tensor]) -> Tensor:
-        return F.cross_entropy(self.head(self.layers(batch[0])), batch[1])
 
 
 class Unfreezing(Callback):

@@ -333,7 +333,7 @@ class Reaching(Bare):
 
 
 def reading(folder: str) -> None:
-    """Weights from files, in each of their forms, and a run that goes on."""
+    """Weights from files, in each of their forms, and a resumed run."""
     tied, whole = read(Path(folder, "tied.safetensors")), read(Path(folder, "plain.safetensors"))
     for strategy in ("fsdp", "ddp"):
         fit = trained(Model, strategy=strategy, weights=f"{folder}/tied.safetensors")

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from trainkit import Checkpoints, Trainer
@@ -19,16 +18,7 @@ from trainkit.data import Loader
 from trainkit.errors import CheckpointError
 from trainkit.sharded import whole
 
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
-        self.head = nn.Linear(8, 3)
-
-    def training_step(self, batch: list[Tensor]) -> Tensor:
-        return F.cross_entropy(self.head(self.layers(batch[0])), batch[1])
+from libs.trainkit.tests.net import Net
 
 
 class Copying(Net):

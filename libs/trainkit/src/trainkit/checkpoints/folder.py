@@ -154,7 +154,7 @@ def read_manifest(path: Path) -> Manifest:
         )
         _refuse_impossible(manifest)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedCheckpoint(f"{path}: {MANIFEST} cannot be read: {error!r}") from error
+        raise DamagedCheckpoint(f"{path}: {MANIFEST} cannot be read: {type(error).__name__}: {error}") from error
     if found != FORMAT:
         raise DamagedCheckpoint(f"{path} has format {found}, this trainkit reads format {FORMAT}")
     return manifest

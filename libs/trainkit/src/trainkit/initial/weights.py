@@ -160,7 +160,7 @@ def _files(index: Path) -> list[str]:
     try:
         return sorted(set(json.loads(index.read_text())["weight_map"].values()))
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise DamagedCheckpoint(f"{index} cannot be read: {error!r}") from error
+        raise DamagedCheckpoint(f"{index} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _unmatched(names: Iterable[str], patterns: Iterable[str]) -> list[str]:

@@ -67,7 +67,7 @@ def test_evaluations_come_when_they_are_due(tmp_path: Path) -> None:
         made, _ = fitted(folder, **options)
         assert list(logged(folder, "val_loss")) == steps and made.state.evaluations_done == len(steps)
     made, _ = fitted(tmp_path / "epochs", hps(epochs=3), eval_when_start=True)
-    assert made.state.evaluations_done == 4  # a run that goes on does not start again
+    assert made.state.evaluations_done == 4  # a resumed run does not start again
     for last in (True, False):  # a run that ends within an epoch is evaluated as at the end of one
         fitted(tmp_path / f"part-{last}", hps(max_steps=15), enable_checkpointing=False, eval_when_finish=last)
         assert list(logged(tmp_path / f"part-{last}", "val_loss")) == [12, 15]

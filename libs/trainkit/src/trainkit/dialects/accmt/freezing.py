@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from trainkit.callbacks.base import Callback as Hook
-from trainkit.loop.unfreezing import train_also, train_no_more
+from trainkit.loop.frozen import train_also, train_no_more
 
 if TYPE_CHECKING:
     from trainkit.dialects.accmt.module import AcceleratorModule
